@@ -8,7 +8,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMPS := $(VENV)/stamps
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
-export PIP_QUIET := 1
+export PIP_QUIET := 2
 
 .DEFAULT_GOAL := help
 .PHONY: help setup run test check bench tools clean
@@ -23,6 +23,7 @@ run: setup
 	@$(BIN)/streamlit run app.py --server.port $(PORT)
 
 test: $(STAMPS)/dev $(STAMPS)/browser
+	@$(BIN)/python -m core prepare
 	@$(BIN)/python -m pytest
 
 check: $(STAMPS)/dev
@@ -51,7 +52,8 @@ tools:
 	@command -v git >/dev/null || \
 	  echo "Note: git was not found. The app runs without it; updating needs it." >&2
 
-$(STAMPS)/venv: | tools
+$(STAMPS)/venv:
+	@$(MAKE) --no-print-directory tools
 	@$(BIN)/python -m pip --version >/dev/null 2>&1 || { \
 	  echo "Making the virtual environment in $(VENV)"; \
 	  $(PYTHON) -m venv --clear $(VENV); }

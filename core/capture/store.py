@@ -21,7 +21,9 @@ from core.capture.visibility import TextVisibility
 class AttentionStore(Protocol):
     """Gives back weights of one text and one stack of layers."""
 
-    nbytes: int
+    @property
+    def nbytes(self) -> int:
+        """Bytes kept in memory or on disk."""
 
     def weights(
         self, layer: int, heads: slice, rows: tuple[int, int], keys: tuple[int, int]

@@ -1,0 +1,1 @@
+"""Where models come from: embedded weights, folders and hub ids; loading; tokens."""
