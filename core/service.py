@@ -34,7 +34,8 @@ from core.limits import (
 from core.models.catalogue import CATALOGUE
 from core.models.loading import LoadedModel, embedded_info, explain, load_model
 from core.models.prepare import prepare_model
-from core.models.tokens import EncodedText, encode, tokens_of
+from core.models.sources import SourcePolicy
+from core.models.tokens import EncodedText, encode, encode_target, tokens_of
 from core.results import (
     AttentionResult,
     CaptureRequest,
@@ -83,7 +84,7 @@ class HeadscopeService:
         capture_budget_bytes: int = CAPTURE_CACHE_BYTES,
         model_budget_bytes: int = MODEL_CACHE_BYTES,
     ) -> None:
-        self.model_roots = model_roots
+        self._policy = SourcePolicy(roots=model_roots)
         self._models: ByteCache[LoadedModel] = ByteCache(model_budget_bytes, lambda m: m.nbytes)
         self._captures: ByteCache[_Held] = ByteCache(capture_budget_bytes, lambda h: h.nbytes)
         self._queue = FairQueue()
@@ -188,7 +189,7 @@ class HeadscopeService:
                 progress(Progress("load"))
 
         return self._models.compute_once(
-            request, lambda: load_model(request, self.model_roots, progress), waiting
+            request, lambda: load_model(request, self._policy, progress), waiting
         )
 
     def _held(self, request: CaptureRequest, progress: ProgressCallback | None) -> _Held:
@@ -308,13 +309,8 @@ class HeadscopeService:
                 )
             ids = made[0].tolist()
             return tokens_of(loaded, ids), ids
-        start = module.config.decoder_start_token_id
-        read = encode(loaded, request.target, truncate=request.truncate)
-        ids, tokens = list(read.ids), list(read.tokens)
-        if ids and ids[-1] == loaded.tokenizer.eos_token_id:
-            ids, tokens = ids[:-1], tokens[:-1]
-        first = tokens_of(loaded, [start])
-        return (*first, *tokens), [start, *ids]
+        read = encode_target(loaded, request.target)
+        return read.tokens, list(read.ids)
 
     def _entry(
         self, held: _Held, kind: Kind | None, text_index: int

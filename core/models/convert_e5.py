@@ -103,7 +103,8 @@ def _read(view: memoryview, name: str) -> tuple[_Sizes, _Vocabulary, dict[str, t
             f"{name} begins with {magic!r}, version {version}; "
             f"{_MAGIC!r}, version {_VERSION} is known."
         )
-    sizes = _Sizes(*(*reader.numbers("7i"), reader.number("f")))
+    hidden, n_layers, n_heads, inner, rows, positions, types = reader.numbers("7i")
+    sizes = _Sizes(hidden, n_layers, n_heads, inner, rows, positions, types, reader.number("f"))
     block = reader.number("i")
     if block != _BLOCK:
         raise CorruptFileError(f"{name} uses blocks of {block} weights; {_BLOCK} is known.")

@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
@@ -192,11 +192,18 @@ def _state(arrays: Arrays, config: WhisperConfig) -> dict[str, Tensor]:
 
 
 def _generation_config(config: WhisperConfig, settings: Mapping[str, Any]) -> GenerationConfig:
-    made: Any = GenerationConfig.from_model_config(config)
-    made.suppress_tokens = [t for t in settings.get("suppress_ids", []) if t >= 0]
-    made.begin_suppress_tokens = settings.get("suppress_ids_begin")
-    made.alignment_heads = settings.get("alignment_heads")
-    made.no_timestamps_token_id = _special(config.vocab_size).no_timestamps
-    made.is_multilingual = config.vocab_size >= _MULTILINGUAL_VOCABULARY
-    made.max_length = _MAX_TARGET_TOKENS
-    return cast(GenerationConfig, made)
+    made = GenerationConfig.from_model_config(config)
+    made.update(
+        suppress_tokens=[t for t in settings.get("suppress_ids", []) if t >= 0],
+        begin_suppress_tokens=settings.get("suppress_ids_begin"),
+        max_length=_MAX_TARGET_TOKENS,
+    )
+    # Whisper's own settings, which the class does not declare.
+    own = {
+        "alignment_heads": settings.get("alignment_heads"),
+        "no_timestamps_token_id": _special(config.vocab_size).no_timestamps,
+        "is_multilingual": config.vocab_size >= _MULTILINGUAL_VOCABULARY,
+    }
+    for name, value in own.items():
+        setattr(made, name, value)
+    return made

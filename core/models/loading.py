@@ -1,50 +1,71 @@
-"""Finds a model by id, folder or hub id, and loads it: safetensors only, no remote code.
+"""Loads a model for watching: from wherever it comes, checked first, never running its code."""
 
-Folders are looked at before anything is read from them, so that a person hears what is wrong with
-the files rather than what a library stumbled over.
-"""
-
-import json
-import logging
-from dataclasses import dataclass, replace
+import contextlib
+import inspect
+import itertools
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import nn
+from transformers import (
+    AutoConfig,
+    AutoFeatureExtractor,
+    AutoModel,
+    AutoModelForCausalLM,
+    AutoModelForSeq2SeqLM,
+    AutoModelForSpeechSeq2Seq,
+    AutoTokenizer,
+)
+from transformers.models.auto.modeling_auto import (
+    MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+    MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES,
+    MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING_NAMES,
+    MODEL_MAPPING,
+)
+from transformers.utils import logging as transformers_logging
 
 from core.errors import (
-    AdapterOnlyError,
-    BadInputError,
     CorruptFileError,
-    GatedModelError,
     HeadscopeError,
     MissingFileError,
-    NoNetworkError,
     RemoteCodeError,
-    UnknownModelError,
-    UnsafeFilesError,
     UnsupportedModelError,
 )
-from core.errors import OutOfMemoryError as NoMemoryError
 from core.models.catalogue import CATALOGUE, EmbeddedModel
+from core.models.describe import Facts, describe, embedding_table, kind_of
+from core.models.failures import explain, first_line, loading_errors
+from core.models.folder import FolderReport, inspect_folder
+from core.models.hub import fetch_from_hub
+from core.models.placement import check_memory, dtype_name, module_bytes, pick_device, pick_dtype
 from core.models.prepare import is_ready, prepare_model
+from core.models.sources import Source, SourcePolicy, resolve
 from core.results import ModelInfo, ModelRequest, Progress, ProgressCallback
 
-log = logging.getLogger(__name__)
-DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
-DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
-LARGE_PARAMETERS = 1_000_000_000
-WEIGHT_FILES = ("model.safetensors", "model.safetensors.index.json")
+_MOST_MISSING = 0.9
+# A checkpoint may lack a head or a pooler, but a config that asks for many times what the files
+# hold would fill the memory with random numbers.
+_MAX_GROWTH = 4
+_GROWTH_FLOOR_PARAMETERS = 50_000_000
+
+
+__all__ = ["LoadedModel", "embedded_info", "explain", "load_model", "wrap_module"]
 
 
 @dataclass(frozen=True)
 class LoadedModel:
-    """A module in evaluation mode with what belongs to it.
+    """A model ready to run, with what reads its inputs.
 
     Attributes:
-        nbytes: of its weights.
-        n_embeddings: rows of the input embedding; ids beyond them cannot be fed.
+        module: in eval mode, on its device, parameters frozen or not as they came.
+        tokenizer: None for models that read no text.
+        feature_extractor: for models that listen, else None.
+        nbytes: of parameters and buffers.
+        missing_keys, unexpected_keys: the load report.
+        notes: sentences people should read.
     """
 
     module: nn.Module
@@ -52,388 +73,396 @@ class LoadedModel:
     feature_extractor: Any
     info: ModelInfo
     nbytes: int
-    n_embeddings: int
+    missing_keys: tuple[str, ...] = ()
+    unexpected_keys: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
 
 
 def embedded_info(model: EmbeddedModel) -> ModelInfo:
     """Returns what is known of an embedded model without loading it."""
-    return ModelInfo(
-        id=model.id,
-        family=model.family,
-        kind=model.kind,
-        n_layers=model.n_layers,
-        n_decoder_layers=model.n_decoder_layers,
-        n_heads=model.n_heads,
-        n_kv_heads=model.n_kv_heads,
-        head_dim=model.head_dim,
-        d_model=model.d_model,
-        vocab_size=model.vocab_size,
-        parameters=model.parameters,
-        licence=model.licence,
-        languages=model.languages,
-        ready=is_ready(model.id),
-        norm=model.norm,
-        position=model.position,
-        max_tokens=model.max_tokens,
-        max_tokens_source=model.max_tokens_source,
-        prefix=model.prefix,
-        note=model.note,
-        input=model.input,
-    )
+    shared = {name: getattr(model, name) for name in _EMBEDDED_FIELDS}
+    return ModelInfo(**shared, ready=is_ready(model.id), attention="full")
 
 
-def find(
-    request: ModelRequest, roots: tuple[Path, ...] | None, progress: ProgressCallback | None
-) -> str:
-    """Returns what `from_pretrained` should be given: a folder, or a hub id.
-
-    Args:
-        roots: folders people may name; None for any.
-
-    Raises:
-        UnknownModelError, UnsafeFilesError and the errors of `inspect_folder`.
-    """
-    name = request.model.strip()
-    if not name:
-        raise BadInputError("No model was named.", f"Try one of {', '.join(CATALOGUE)}.")
-    if name in CATALOGUE:
-        return str(prepare_model(name, progress))
-    path = Path(name).expanduser()
-    if path.is_dir():
-        folder = path.resolve()
-        if roots is not None and not any(folder.is_relative_to(r.resolve()) for r in roots):
-            raise UnsafeFilesError(
-                f"The folder {name} is outside the folders that may be opened here.",
-                "Whoever runs the app can allow it with HEADSCOPE_MODEL_ROOTS.",
-            )
-        inspect_folder(folder)
-        return str(folder)
-    parts = name.split("/")
-    if path.is_absolute() or name.startswith((".", "~")) or len(parts) > 2 or not all(parts):
-        raise UnknownModelError(
-            f"There is no folder {name}.", "Check the path; a hub id looks like owner/name."
-        )
-    if len(parts) == 1:
-        raise UnknownModelError(
-            f"There is no model '{name}'.",
-            f"Embedded models are {', '.join(CATALOGUE)}; a hub id looks like owner/name.",
-        )
-    return name
-
-
-def inspect_folder(folder: Path) -> None:
-    """Raises what is wrong with a model folder; reads only small JSON files.
-
-    Raises:
-        MissingFileError, CorruptFileError, AdapterOnlyError, UnsafeFilesError, RemoteCodeError.
-    """
-    if (folder / "adapter_config.json").exists() and not (folder / "config.json").exists():
-        adapter = _read_json(folder / "adapter_config.json")
-        modules = ", ".join(map(str, adapter.get("target_modules") or ["unnamed modules"]))
-        raise AdapterOnlyError(
-            f"This is a {adapter.get('peft_type', 'fine-tuning')} adapter (rank "
-            f"{adapter.get('r', 'unknown')}, on {modules}) for "
-            f"{adapter.get('base_model_name_or_path', 'an unnamed model')}, not a model.",
-            "Merge it into its base model and open the result.",
-        )
-    if not (folder / "config.json").exists():
-        raise MissingFileError(
-            f"{folder.name} has no config.json.", "A model folder needs it beside its weights."
-        )
-    config = _read_json(folder / "config.json")
-    from transformers import CONFIG_MAPPING
-
-    family = config.get("model_type")
-    if family not in CONFIG_MAPPING:
-        if "auto_map" in config:
-            raise RemoteCodeError(
-                f"{folder.name} ({family}) wants its own Python code to run.",
-                "Code from a checkpoint is never run here; use a model with library support.",
-            )
-        raise UnsupportedModelError(
-            f"config.json names the unknown model type {family!r}.",
-            "Supported are the families of the transformers library.",
-        )
-    if not any((folder / name).exists() for name in WEIGHT_FILES):
-        pickles = [p.name for p in folder.glob("*.bin")] + [p.name for p in folder.glob("*.pt")]
-        if pickles:
-            raise UnsafeFilesError(
-                f"{folder.name} holds its weights as pickle only ({pickles[0]}).",
-                "Pickle files can run code. Save the model as safetensors and open that.",
-            )
-        raise MissingFileError(
-            f"{folder.name} has no weights (model.safetensors).", "Copy them beside config.json."
-        )
-    index = folder / WEIGHT_FILES[1]
-    if not (folder / WEIGHT_FILES[0]).exists() and index.exists():
-        _check_shards(folder, _read_json(index))
-
-
-def _check_shards(folder: Path, index: dict[str, Any]) -> None:
-    weight_map = index.get("weight_map")
-    if not isinstance(weight_map, dict):
-        raise CorruptFileError(
-            f"{WEIGHT_FILES[1]} of {folder.name} names no weights.", "Download it again."
-        )
-    shards = sorted({str(shard) for shard in weight_map.values()})
-    for shard in shards:
-        if not (folder / shard).resolve().is_relative_to(folder.resolve()):
-            raise UnsafeFilesError(
-                f"{WEIGHT_FILES[1]} points outside its folder ({shard}).",
-                "Only files beside the index are read.",
-            )
-    absent = [shard for shard in shards if not (folder / shard).exists()]
-    if absent:
-        raise MissingFileError(
-            f"{absent[0]} is missing: {len(shards) - len(absent)} of {len(shards)} weight files "
-            f"of {folder.name} are there.",
-            "Download the missing file again.",
-        )
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, OSError) as error:
-        raise CorruptFileError(
-            f"{path.name} is not readable JSON ({error}).", "Download it again."
-        ) from error
-    if not isinstance(content, dict):
-        raise CorruptFileError(f"{path.name} is not a JSON object.", "Download it again.")
-    return content
-
-
-def choose_device(wanted: str) -> torch.device:
-    """Returns the device for a request: CUDA, then MPS, then the CPU when it says "auto".
-
-    Raises:
-        BadInputError: the device is not in this machine.
-    """
-    there = {"cpu": True, "cuda": torch.cuda.is_available()}
-    there["mps"] = torch.backends.mps.is_available()
-    if wanted == "auto":
-        wanted = next(name for name in ("cuda", "mps", "cpu") if there[name])
-    if not there.get(wanted, False):
-        have = ", ".join(name for name, is_there in there.items() if is_there)
-        raise BadInputError(f"This machine has no {wanted} device.", f"It has: {have}.")
-    return torch.device(wanted)
-
-
-def choose_dtype(wanted: str, config: Any, device: torch.device, parameters: int) -> torch.dtype:
-    """Returns the dtype: fp32 unless a large model on a GPU has a 16-bit dtype of its own."""
-    if wanted != "auto":
-        return DTYPES[wanted]
-    own = getattr(config, "dtype", None)
-    large = parameters >= LARGE_PARAMETERS and device.type != "cpu"
-    return own if large and own in DTYPE_NAMES else torch.float32
+_EMBEDDED_FIELDS = (
+    *("id", "family", "kind", "n_layers", "n_decoder_layers", "n_heads", "n_kv_heads"),
+    *("head_dim", "d_model", "vocab_size", "parameters", "licence", "languages", "norm"),
+    *("position", "max_tokens", "max_tokens_source", "note", "prefix", "has_chat_template"),
+    "input",
+)
 
 
 def load_model(
-    request: ModelRequest,
-    roots: tuple[Path, ...] | None = None,
-    progress: ProgressCallback | None = None,
+    request: ModelRequest, policy: SourcePolicy, progress: ProgressCallback | None = None
 ) -> LoadedModel:
-    """Returns the model of a request, loaded.
+    """Returns the requested model, ready to run.
 
     Raises:
-        HeadscopeError: whatever stands in the way, in words.
+        HeadscopeError: one of the subclasses, with what was wrong and what to do.
     """
-    source = find(request, roots, progress)
-    device = choose_device(request.device)
-    if progress:
-        progress(Progress("load", 0, 1))
+    source = resolve(request.model, request.revision, policy)
+    device = pick_device(request.device)
+
+    def step(done: int) -> None:
+        if progress is not None:
+            progress(Progress("load", done, 3))
+
+    revision = ""
+    if source.kind == "embedded":
+        folder = prepare_model(source.id, progress)
+    elif source.kind == "hub":
+        folder, revision = fetch_from_hub(source, progress)
+    else:
+        assert source.folder is not None
+        folder = source.folder
+    step(0)
+    allow_pickle = policy.allow_pickle and source.kind == "folder"
+    # Folders of the hub's cache are full of links into it; only people's own folders are held
+    # to their roots.
+    roots = policy.roots if source.kind == "folder" else None
+    report = inspect_folder(folder, allow_pickle=allow_pickle, allowed_roots=roots)
+    config = _read_config(folder)
+    _check_promises(config, report)
+    reads_text = _reads_text(config)
+    if reads_text and not report.has_tokenizer:
+        raise MissingFileError(
+            f"The folder '{folder.name}' has no tokenizer: none of tokenizer.json, vocab.txt, "
+            "vocab.json or a SentencePiece file is there.",
+            "Save the tokenizer into the same folder (tokenizer.save_pretrained).",
+        )
+    dtype = pick_dtype(request.dtype, device, report)
+    check_memory(report, dtype, device, source.id)
+    tokenizer = _load_tokenizer(folder) if report.has_tokenizer else None
+    extractor = _load_extractor(folder)
+    step(1)
+    with loading_errors(source.id, str(config.model_type)):
+        module, loaded = _load_module(config, report, dtype, device)
+    step(2)
+    made = _finish(source, revision, config, module, tokenizer, extractor, loaded, dtype, device)
+    step(3)
+    return made
+
+
+def wrap_module(module: nn.Module, tokenizer: Any, name: str = "") -> LoadedModel:
+    """Returns somebody's own module in memory as a loaded model; nothing in it is changed.
+
+    Its mode is left alone too: whoever asks may want to see a model in training.
+    """
+    config = getattr(module, "config", None)
+    parameters = list(module.parameters())
+    first = parameters[0] if parameters else None
+    shared: dict[str, Any] = {
+        "id": name or type(module).__name__,
+        "licence": "",
+        "languages": "",
+        "ready": True,
+        "dtype": dtype_name(first.dtype) if first is not None else "",
+        "device": first.device.type if first is not None else "cpu",
+        "has_offsets": bool(getattr(tokenizer, "is_fast", False)),
+        "has_chat_template": bool(getattr(tokenizer, "chat_template", None)),
+    }
+    facts: Facts | None = None
+    if config is not None and hasattr(config, "model_type"):
+        # A module of one's own may carry a config that says little; it can be watched all the same.
+        with contextlib.suppress(UnsupportedModelError):
+            facts = describe(config, module, tokenizer)
+    if facts is not None:
+        info = ModelInfo(**vars(facts), **shared)
+    else:
+        info = ModelInfo(
+            **shared,
+            family=type(module).__name__,
+            kind="encoder",
+            n_layers=0,
+            n_decoder_layers=0,
+            n_heads=0,
+            n_kv_heads=0,
+            head_dim=0,
+            d_model=0,
+            vocab_size=embedding_table(module),
+            parameters=sum(p.numel() for p in parameters),
+        )
+    return LoadedModel(module, tokenizer, None, info, module_bytes(module))
+
+
+def _read_config(folder: Path) -> Any:
     try:
-        loaded = _load(request, source, device)
-    except HeadscopeError:
+        return AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    except (HeadscopeError, KeyboardInterrupt, MemoryError):
         raise
-    except (OSError, ValueError, RuntimeError, MemoryError, KeyError, ImportError) as error:
-        raise explain(error, request.model) from error
-    if progress:
-        progress(Progress("load", 1, 1))
-    return loaded
+    except Exception as error:
+        # Each family checks its config in its own way and raises whatever it likes.
+        raise CorruptFileError(
+            f"config.json is not accepted: {first_line(error)}",
+            "Correct config.json, or save the model again.",
+        ) from error
 
 
-def _load(request: ModelRequest, source: str, device: torch.device) -> LoadedModel:
-    from transformers import AutoConfig, AutoFeatureExtractor, AutoTokenizer
-    from transformers.utils import logging as library_logging
+def _check_promises(config: Any, report: FolderReport) -> None:
+    """Refuses a config that asks for far more weights than the files hold.
 
-    # Its bars and load reports would end up among our own answers.
-    library_logging.disable_progress_bar()
-    library_logging.set_verbosity_error()
-    common: dict[str, Any] = {"revision": request.revision, "trust_remote_code": False}
-    config = AutoConfig.from_pretrained(source, **common)
-    module_class, extra = _module_class(config)
-    # Counted without weights: the dtype must be known before they are read.
-    with torch.device("meta"):
-        parameters = sum(p.numel() for p in module_class.from_config(config).parameters())
-    dtype = choose_dtype(request.dtype, config, device, parameters)
-    module = module_class.from_pretrained(
-        source, dtype=dtype, use_safetensors=True, config=config, **common, **extra
-    )
-    module.eval().to(device)
-    tokenizer = AutoTokenizer.from_pretrained(source, **common)
-    listens = module.main_input_name != "input_ids"
-    extractor = None
-    if listens:
-        extractor = cast(Any, AutoFeatureExtractor).from_pretrained(source, **common)
-    nbytes = sum(p.numel() * p.element_size() for p in module.parameters())
-    info = _describe(request, config, module, tokenizer, device, dtype)
-    embeddings = module.get_input_embeddings()
-    rows = embeddings.weight.shape[0] if hasattr(embeddings, "weight") else info.vocab_size
-    return LoadedModel(module, tokenizer, extractor, info, nbytes, int(rows))
-
-
-def _module_class(config: Any) -> tuple[Any, dict[str, Any]]:
-    from transformers import (
-        AutoModel,
-        AutoModelForCausalLM,
-        AutoModelForSeq2SeqLM,
-        AutoModelForSpeechSeq2Seq,
-    )
-
-    names = config.architectures or [""]
-    if config.is_encoder_decoder:
-        speech = config.model_type in ("whisper", "speech_to_text", "moonshine")
-        return (AutoModelForSpeechSeq2Seq if speech else AutoModelForSeq2SeqLM), {}
-    if names[0].endswith(("ForCausalLM", "LMHeadModel")):
-        return AutoModelForCausalLM, {}
-    # Poolers are no part of attention, and many checkpoints have none.
-    pooled = config.model_type in ("bert", "roberta", "xlm-roberta", "albert")
-    return AutoModel, {"add_pooling_layer": False} if pooled else {}
+    The model is built without memory for it, and counted.
+    """
+    if report.is_pickle or getattr(config, "quantization_config", None):
+        return
+    try:
+        with torch.device("meta"), _quiet():
+            # A config may name an attention kernel of its own to be fetched and run; ours wins.
+            model = _auto_class(config).from_config(config, attn_implementation="eager")
+        asked = sum(p.numel() for p in model.parameters())
+    except (HeadscopeError, KeyboardInterrupt, MemoryError):
+        raise
+    except ImportError as error:
+        raise UnsupportedModelError(
+            f"The family '{config.model_type}' needs a package that is not here: "
+            f"{first_line(error)}",
+            "Choose another model.",
+        ) from error
+    except Exception as error:
+        raise CorruptFileError(
+            f"No model can be built from config.json: {first_line(error)}",
+            "Correct its sizes, or save the model again.",
+        ) from error
+    if asked > max(_GROWTH_FLOOR_PARAMETERS, _MAX_GROWTH * report.n_elements):
+        raise CorruptFileError(
+            f"config.json asks for {asked:,} weights, but the files hold {report.n_elements:,}.",
+            "Correct its sizes, or put the right config.json beside the weights.",
+        )
 
 
-def _describe(
-    request: ModelRequest,
+def _reads_text(config: Any) -> bool:
+    """Tells whether the model takes token ids; those that take sound or pictures may not."""
+    name = str(getattr(_base_class(config), "main_input_name", "input_ids"))
+    return name in ("input_ids", "input_features")
+
+
+def _auto_class(config: Any) -> Any:
+    family, kind = str(config.model_type), kind_of(config)
+    if kind == "encoder-decoder":
+        if family in MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES:
+            return AutoModelForSeq2SeqLM
+        if family in MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING_NAMES:
+            return AutoModelForSpeechSeq2Seq
+        return AutoModel
+    if kind == "decoder" and family in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
+        return AutoModelForCausalLM
+    return AutoModel
+
+
+def _load_module(
+    config: Any, report: FolderReport, dtype: torch.dtype, device: torch.device
+) -> tuple[nn.Module, Mapping[str, Any]]:
+    auto = _auto_class(config)
+    options: dict[str, Any] = {
+        "config": config,
+        "dtype": dtype,
+        "local_files_only": True,
+        "trust_remote_code": False,
+        "use_safetensors": not report.is_pickle,
+        "output_loading_info": True,
+        # Reported below, by name and shape; the library only logs them.
+        "ignore_mismatched_sizes": True,
+    }
+    if report.is_pickle:
+        options["weights_only"] = True
+    if device.type != "cpu":
+        options["device_map"] = {"": device}
+    if auto is AutoModel and _takes_pooling_flag(config):
+        options["add_pooling_layer"] = False
+    try:
+        with _quiet():
+            module, loaded = auto.from_pretrained(
+                report.folder, attn_implementation="sdpa", **options
+            )
+    except (ValueError, ImportError) as error:
+        if "attention" not in str(error):
+            raise
+        with _quiet():
+            module, loaded = auto.from_pretrained(
+                report.folder, attn_implementation="eager", **options
+            )
+    mismatched = sorted(loaded.get("mismatched_keys", ()), key=str)
+    if mismatched:
+        name, stored, wanted = mismatched[0]
+        raise CorruptFileError(
+            f"The weights do not fit config.json: {len(mismatched)} tensors have other sizes, for "
+            f"example '{name}' is {list(stored)} in the files and {list(wanted)} by config.json.",
+            "Put the config.json beside the weights that was saved with them.",
+        )
+    return module.eval(), loaded
+
+
+def _takes_pooling_flag(config: Any) -> bool:
+    found = _base_class(config)
+    return found is not None and "add_pooling_layer" in inspect.signature(found).parameters
+
+
+def _base_class(config: Any) -> type[Any] | None:
+    """Returns the class AutoModel takes for a config; None when there is none."""
+    try:
+        mapped: Any = MODEL_MAPPING[type(config)]
+    except KeyError:
+        return None
+    found = mapped[0] if isinstance(mapped, tuple | list) else mapped
+    return found if isinstance(found, type) else None
+
+
+def _load_tokenizer(folder: Path) -> Any:
+    try:
+        with _quiet():
+            return AutoTokenizer.from_pretrained(
+                folder, local_files_only=True, trust_remote_code=False
+            )
+    except (KeyboardInterrupt, MemoryError):
+        raise
+    except Exception as error:
+        # Tokenizers are read by Rust and by Python code of each family; both raise at will.
+        if "trust_remote_code" in str(error):
+            raise RemoteCodeError(
+                "The tokenizer brings its own Python code, which is never run here.",
+                "Use a tokenizer that transformers itself knows.",
+            ) from error
+        raise CorruptFileError(
+            f"The tokenizer cannot be read: {first_line(error)}",
+            "Save it again (tokenizer.save_pretrained), beside the model.",
+        ) from error
+
+
+def _load_extractor(folder: Path) -> Any:
+    if not (folder / "preprocessor_config.json").is_file():
+        return None
+    try:
+        with _quiet():
+            return AutoFeatureExtractor.from_pretrained(
+                folder, local_files_only=True, trust_remote_code=False
+            )
+    except (OSError, ValueError, KeyError, TypeError, ImportError):
+        # Picture processors live in the same file; no extractor of sound is in it then.
+        return None
+
+
+def _finish(
+    source: Source,
+    revision: str,
     config: Any,
-    module: Any,
+    module: nn.Module,
     tokenizer: Any,
-    device: torch.device,
+    extractor: Any,
+    loaded: Mapping[str, Any],
     dtype: torch.dtype,
-) -> ModelInfo:
-    text = config.get_text_config(decoder=False)
-    n_heads = int(getattr(text, "num_attention_heads", 0))
-    d_model = int(getattr(text, "hidden_size", 0))
-    kind: Any = "encoder"
-    if config.is_encoder_decoder:
-        kind = "encoder-decoder"
-    elif "CausalLM" in type(module).__name__ or "LMHead" in type(module).__name__:
-        kind = "decoder"
-    limit, source = _max_tokens(text, tokenizer)
+    device: torch.device,
+) -> LoadedModel:
+    missing = tuple(sorted(map(str, loaded.get("missing_keys", ()))))
+    unexpected = tuple(sorted(map(str, loaded.get("unexpected_keys", ()))))
+    n_tensors = len(module.state_dict())
+    is_random = len(missing) >= _MOST_MISSING * max(1, n_tensors)
+    notes = [
+        *_missing_note(missing, unexpected, module, is_random),
+        *_number_note(module),
+    ]
+    facts = describe(config, module, tokenizer)
+    embedded = CATALOGUE.get(source.id) if source.kind == "embedded" else None
+    if embedded is not None and embedded.note:
+        notes.insert(0, embedded.note)
     info = ModelInfo(
-        id=request.model,
-        family=config.model_type,
-        kind=kind,
-        n_layers=int(getattr(text, "num_hidden_layers", 0)),
-        n_decoder_layers=int(getattr(text, "decoder_layers", 0) or 0),
-        n_heads=n_heads,
-        n_kv_heads=int(getattr(text, "num_key_value_heads", None) or n_heads),
-        head_dim=int(getattr(text, "head_dim", None) or d_model // max(n_heads, 1)),
-        d_model=d_model,
-        vocab_size=int(getattr(text, "vocab_size", 0)),
-        parameters=sum(p.numel() for p in module.parameters()),
-        licence="",
-        languages="",
+        **vars(facts),
+        id=source.id,
+        licence=embedded.licence if embedded else "",
+        languages=embedded.languages if embedded else "",
         ready=True,
-        attention=_attention_words(text),
-        position=_position_words(text),
-        max_tokens=limit,
-        max_tokens_source=source,
+        prefix=embedded.prefix if embedded else "",
         has_chat_template=bool(getattr(tokenizer, "chat_template", None)),
-        has_offsets=bool(tokenizer.is_fast),
-        revision=getattr(config, "_commit_hash", None) or "",
-        dtype=DTYPE_NAMES[dtype],
+        has_offsets=bool(getattr(tokenizer, "is_fast", False)),
+        note=" ".join(notes),
+        revision=revision,
+        random_weights=is_random,
+        dtype=dtype_name(dtype),
         device=device.type,
-        input="text" if module.main_input_name == "input_ids" else "audio",
+        input="audio" if _listens(module) else "text",
     )
-    known = CATALOGUE.get(request.model)
-    if known is None:
-        return info
-    return replace(
+    return LoadedModel(
+        module,
+        tokenizer,
+        extractor,
         info,
-        licence=known.licence,
-        languages=known.languages,
-        prefix=known.prefix,
-        note=known.note,
-        norm=known.norm,
-        position=known.position,
-        revision=f"{known.wheel.project}=={known.wheel.version}",
+        module_bytes(module),
+        missing,
+        unexpected,
+        tuple(notes),
     )
 
 
-def _max_tokens(config: Any, tokenizer: Any) -> tuple[int | None, str]:
-    """Returns the longest text and whose limit it is; absurd tokenizer limits do not count."""
-    limit = getattr(config, "max_position_embeddings", None) or getattr(config, "n_positions", None)
-    limit = limit or getattr(config, "max_target_positions", None)
-    if limit and config.model_type in ("roberta", "xlm-roberta", "camembert", "mpnet"):
-        # Positions start behind the padding index, so two of them are never used.
-        limit -= (config.pad_token_id or 0) + 1
-    if limit:
-        return int(limit), "position embeddings in config.json"
-    own = getattr(tokenizer, "model_max_length", None)
-    if own and own < 10**9:
-        return int(own), "the tokenizer"
-    return None, ""
+def _listens(module: nn.Module) -> bool:
+    return getattr(module, "main_input_name", "") in ("input_features", "input_values")
 
 
-def _attention_words(config: Any) -> str:
-    kinds = getattr(config, "layer_types", None)
-    window = getattr(config, "sliding_window", None)
-    if kinds:
-        sliding = sum(kind == "sliding_attention" for kind in kinds)
-        if sliding and window:
-            return f"sliding {window} on {sliding} of {len(kinds)} layers"
-        return "full"
-    if window and getattr(config, "use_sliding_window", True):
-        return f"sliding {window}"
-    return "full"
+def _missing_note(
+    missing: Sequence[str], unexpected: Sequence[str], module: nn.Module, is_random: bool
+) -> list[str]:
+    names = list(module.state_dict())
+    if not missing:
+        return []
+    if is_random:
+        note = (
+            f"Random weights: {len(missing)} of {len(names)} tensors were not in the files, so "
+            "what is shown says nothing about the model."
+        )
+        prefix = common_prefix(unexpected, names, getattr(module, "base_model_prefix", ""))
+        if prefix:
+            note += (
+                f" All names in the files begin with '{prefix}', which this family's do not: save "
+                "the model without that wrapper."
+            )
+        return [note]
+    shown = ", ".join(missing[:3]) + (" and more" if len(missing) > 3 else "")
+    return [
+        f"{len(missing)} of {len(names)} tensors were not in the files and are random: {shown}."
+    ]
 
 
-def _position_words(config: Any) -> str:
-    if getattr(config, "relative_attention_num_buckets", None):
-        return "relative bias"
-    if getattr(config, "alibi", False) or config.model_type in ("bloom", "mpt"):
-        return "ALiBi"
-    if getattr(config, "rope_parameters", None) or getattr(config, "rope_theta", None):
-        return "rotary"
-    learned = ("bert", "roberta", "xlm-roberta", "gpt2", "opt", "albert", "electra", "distilbert")
-    return "learned" if config.model_type in learned else ""
+def common_prefix(found: Sequence[str], expected: Sequence[str], base: str = "") -> str:
+    """Returns what stands before the names of the files but not of the model; "" if nothing.
+
+    Args:
+        base: the family's own name for the model below its head, which files may leave out or add.
+    """
+    if not found:
+        return ""
+    own = f"{base}." if base else ""
+    known = {variant for name in expected for variant in (name, name.removeprefix(own), own + name)}
+    # What all share, the first and the last in order share.
+    pairs = zip(min(found), max(found), strict=False)
+    shared = "".join(a for a, _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
+    for end in (place + 1 for place, letter in enumerate(shared) if letter == "."):
+        if sum(name[end:] in known for name in found) > len(found) / 2:
+            return shared[:end]
+    return ""
 
 
-def explain(error: BaseException, model: str) -> HeadscopeError:
-    """Returns the error a person should see for what the libraries raised while loading."""
-    text = str(error)
-    low = text.lower()
-    log.warning("loading %s failed: %s: %s", model, type(error).__name__, text)
-    if isinstance(error, MemoryError | torch.OutOfMemoryError) or "not enough memory" in low:
-        return NoMemoryError(
-            f"There is not enough memory to load {model}.", "Close others or pick a smaller one."
-        )
-    if "gated" in low or "401" in low or "403" in low:
-        return GatedModelError(
-            f"{model} is gated: its owners want you to log in or accept a licence.",
-            "Accept it on the hub, log in there, and try again.",
-        )
-    if "custom code" in low or "trust_remote_code" in low:
-        return RemoteCodeError(
-            f"{model} wants its own Python code to run.", "Code from a checkpoint is never run."
-        )
-    if "offline" in low or "couldn't connect" in low or "connection" in low:
-        return NoNetworkError(
-            f"{model} could not be looked up: the model hub cannot be reached.",
-            f"Use an embedded model ({', '.join(CATALOGUE)}) or a local folder.",
-        )
-    if "safetensors" in low and ("does not appear" in low or "no file named" in low):
-        return UnsafeFilesError(
-            f"{model} has no safetensors weights.", "Pickle files can run code and are not read."
-        )
-    if "not a valid model identifier" in low or "404" in low:
-        return UnknownModelError(
-            f"There is no model '{model}' on the hub.", f"Embedded: {', '.join(CATALOGUE)}."
-        )
-    if "tokenizer" in low:
-        return MissingFileError(f"{model} has no usable tokenizer.", "Add tokenizer.json.")
-    if "header" in low or "incomplete" in low or "offset" in low:
-        return CorruptFileError(
-            f"The weights of {model} cannot be read: {text[:160]}", "Download the file again."
-        )
-    return UnsupportedModelError(f"{model} cannot be loaded: {text[:200]}", "Pick another model.")
+def _number_note(module: nn.Module) -> list[str]:
+    bad = []
+    for name, parameter in module.named_parameters():
+        if parameter.is_floating_point() and parameter.numel():
+            low, high = parameter.detach().aminmax()
+            # NaN comes through as NaN, infinity as itself: no copy of the weights is made.
+            if not (math.isfinite(low.item()) and math.isfinite(high.item())):
+                bad.append(name)
+    if not bad:
+        return []
+    shown = ", ".join(bad[:3]) + (" and more" if len(bad) > 3 else "")
+    return [f"NaN or infinity in {len(bad)} tensors: {shown}."]
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Keeps transformers from drawing bars and load reports; what matters becomes a note."""
+    verbosity = transformers_logging.get_verbosity()
+    bars = transformers_logging.is_progress_bar_enabled()
+    transformers_logging.set_verbosity_error()
+    transformers_logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        transformers_logging.set_verbosity(verbosity)
+        if bars:
+            transformers_logging.enable_progress_bar()

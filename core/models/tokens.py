@@ -1,28 +1,30 @@
-"""Text to token ids, and tokens as people read them.
+"""Turns texts into token ids and readable tokens that point back into the text as typed."""
 
-Display strings show specials as their text, blanks as ␣, newlines as ↵, and pieces of a character
-as the character with its part ("苹 1/3"): never the letters a byte tokenizer uses for bytes.
-"""
-
-import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from jinja2 import TemplateError
+
+from core import limits
 from core.errors import BadInputError, TooLargeError
-from core.limits import MAX_TEXT_CHARS
+from core.models.describe import embedding_table
+from core.models.display import display_pieces, piece_reader
 from core.models.loading import LoadedModel
 from core.results import Feed, Token
 
-Offset = tuple[int, int]
-VISIBLE = {" ": "␣", "\n": "↵", "\t": "⇥", "\r": "⇤", "\u00a0": "⍽", "\u3000": "□"}
+# Stands for the text while the chat template is asked what it puts around it.
+_PLACEHOLDER = "\ue000text\ue001"
 
 
 @dataclass(frozen=True)
 class EncodedText:
-    """What the model reads.
+    """A text as the model reads it.
 
     Attributes:
-        note: a sentence people should read ("cut to 512 of 1200 tokens"), or "".
+        ids: token ids, special tokens included.
+        tokens: one a token id.
+        note: what people should know (cut, replaced characters); "" when nothing.
     """
 
     ids: tuple[int, ...]
@@ -30,212 +32,286 @@ class EncodedText:
     note: str = ""
 
 
+@dataclass(frozen=True)
+class _Fed:
+    """What the tokenizer is given: the text and what stands around it.
+
+    Attributes:
+        start: where the text begins in `whole`; negative when its beginning was cut off.
+    """
+
+    whole: str
+    start: int
+    length: int
+    add_special: bool
+    is_located: bool = True
+
+
 def encode(
-    loaded: LoadedModel, text: str, *, feed: Feed = "typed", truncate: bool = False
+    loaded: LoadedModel, text: str, feed: Feed = "typed", truncate: bool = False
 ) -> EncodedText:
-    """Returns ids and display tokens of a text.
+    """Returns the ids and tokens of a text, all limits checked before any model runs.
+
+    Args:
+        truncate: cut to the model's limit instead of refusing.
 
     Raises:
-        BadInputError: empty, only blanks, a feed the model lacks, ids beyond the embedding.
-        TooLargeError: above the text cap or the model's limit and not to be cut.
+        BadInputError: nothing to read, no chat template, or ids the model has no rows for.
+        TooLargeError: more characters or tokens than are taken.
     """
+    _check_text(text)
+    tokenizer = _tokenizer_of(loaded)
+    notes: list[str] = []
+    clean = _without_surrogates(text)
+    if clean != text:
+        notes.append("Half characters (lone surrogates) were replaced before the model read them.")
+    fed = _feed(loaded, tokenizer, clean, feed)
+    ids, offsets, added = _tokenise(tokenizer, fed)
+    limit = loaded.info.max_tokens
+    if limit is not None and len(ids) > limit:
+        if not truncate:
+            raise TooLargeError(
+                f"The text has {len(ids):,} tokens; {loaded.info.id} reads at most {limit} "
+                f"({loaded.info.max_tokens_source}).",
+                "Shorten it, or have it cut to the limit (--truncate on the command line).",
+            )
+        notes.append(f"The text has {len(ids):,} tokens; only the first {limit} were read.")
+        ids, offsets, added = _cut(ids, offsets, added, limit)
+    if all(added):
+        raise BadInputError(
+            f"The tokenizer of {loaded.info.id} leaves nothing of this text.",
+            "Type something with letters, signs or numbers in it.",
+        )
+    _check_rows(loaded, tokenizer, ids)
+    tokens = _tokens(tokenizer, ids, offsets, added, fed)
+    return EncodedText(tuple(ids), tokens, " ".join(notes))
+
+
+def encode_target(loaded: LoadedModel, target: str) -> EncodedText:
+    """Returns what the decoder of an encoder-decoder reads: start token and target, no end token.
+
+    Raises:
+        BadInputError, TooLargeError: as for `encode`.
+    """
+    _check_text(target)
+    tokenizer = _tokenizer_of(loaded)
+    clean = _without_surrogates(target)
+    fed = _Fed(clean, 0, len(clean), add_special=True)
+    ids, offsets, added = _tokenise(tokenizer, fed, as_target=True)
+    if ids and ids[-1] == tokenizer.eos_token_id and added[-1]:
+        ids, offsets, added = ids[:-1], offsets[:-1], added[:-1]
+    start = start_token_id(loaded)
+    if not ids or ids[0] != start:
+        ids, offsets, added = [start, *ids], [None, *offsets], [True, *added]
+    limit = _decoder_limit(loaded)
+    if limit is not None and len(ids) > limit:
+        raise TooLargeError(
+            f"The target has {len(ids):,} tokens; the decoder of {loaded.info.id} reads at most "
+            f"{limit}.",
+            "Shorten it.",
+        )
+    _check_rows(loaded, tokenizer, ids)
+    return EncodedText(tuple(ids), _tokens(tokenizer, ids, offsets, added, fed))
+
+
+def tokens_of(loaded: LoadedModel, ids: Sequence[int]) -> tuple[Token, ...]:
+    """Returns readable tokens of generated ids; they point to no text."""
+    tokenizer = _tokenizer_of(loaded)
+    values = [int(i) for i in ids]
+    nothing = _Fed("", 0, 0, add_special=False)
+    return _tokens(tokenizer, values, [None] * len(values), [False] * len(values), nothing)
+
+
+def start_token_id(loaded: LoadedModel) -> int:
+    """Returns the id a decoder of an encoder-decoder starts with.
+
+    Raises:
+        BadInputError: nothing in the checkpoint says it.
+    """
+    module = loaded.module
+    for holder in (getattr(module, "generation_config", None), getattr(module, "config", None)):
+        for name in ("decoder_start_token_id", "bos_token_id"):
+            value = getattr(holder, name, None)
+            if isinstance(value, int):
+                return value
+    raise BadInputError(
+        f"{loaded.info.id} does not say with which token its decoder starts.",
+        "Add decoder_start_token_id to its config.json.",
+    )
+
+
+def _check_text(text: str) -> None:
+    if len(text) > limits.MAX_TEXT_CHARS:
+        raise TooLargeError(
+            f"The text has {len(text):,} characters; at most {limits.MAX_TEXT_CHARS:,} are taken.",
+            "Shorten it.",
+        )
+    if not text:
+        raise BadInputError("The text is empty.", "Type a text, or choose an example.")
     if not text.strip():
         raise BadInputError(
-            "The text is empty." if not text else "The text holds only blanks.",
-            "Type a sentence, or pick an example.",
+            f"The text holds only blanks ({len(text)} of them).",
+            "Type a text, or choose an example.",
         )
-    if len(text) > MAX_TEXT_CHARS:
-        raise TooLargeError(
-            f"The text has {len(text):,} characters; at most {MAX_TEXT_CHARS:,} are taken.",
-            "Paste a shorter part of it.",
-        )
-    # A lone surrogate cannot be encoded as UTF-8; the tokenizer would raise deep inside.
-    text = text.encode("utf-8", "replace").decode("utf-8")
-    before, fed, specials = _feed(loaded, text, feed)
-    tokenizer = loaded.tokenizer
-    options: dict[str, Any] = {"add_special_tokens": specials, "verbose": False}
-    offsets: list[Offset | None]
-    if tokenizer.is_fast:
-        found = tokenizer(fed, return_offsets_mapping=True, **options)
-        offsets = [tuple(pair) for pair in found["offset_mapping"]]
-    else:
-        found = tokenizer(fed, **options)
-        offsets = [None] * len(found["input_ids"])
-    ids = list(found["input_ids"])
-    ids, offsets, note = _fit(loaded, ids, offsets, truncate)
-    _check_ids(loaded, ids)
-    tokens = display_tokens(loaded, ids, offsets, fed)
-    shifted = [_shift(token, before, len(text)) for token in tokens]
-    return EncodedText(tuple(ids), tuple(shifted), note)
 
 
-def _feed(loaded: LoadedModel, text: str, feed: Feed) -> tuple[int, str, bool]:
-    """Returns (characters in front of the text, what is fed, whether specials are still due)."""
-    info = loaded.info
-    if feed == "prefix":
-        if not info.prefix:
-            raise BadInputError(f"{info.id} has no prefix of its own.", "Feed the text as typed.")
-        return len(info.prefix), info.prefix + text, True
-    if feed == "chat":
-        if not info.has_chat_template:
-            raise BadInputError(f"{info.id} has no chat template.", "Feed the text as typed.")
-        fed = loaded.tokenizer.apply_chat_template(
-            [{"role": "user", "content": text}], tokenize=False, add_generation_prompt=True
-        )
-        return max(fed.find(text), 0), fed, False
-    return 0, text, True
-
-
-def _fit(
-    loaded: LoadedModel, ids: list[int], offsets: list[Offset | None], truncate: bool
-) -> tuple[list[int], list[Offset | None], str]:
-    limit = loaded.info.max_tokens
-    if limit is None or len(ids) <= limit:
-        return ids, offsets, ""
-    if not truncate:
-        raise TooLargeError(
-            f"The text has {len(ids):,} tokens; {loaded.info.id} reads at most {limit} "
-            f"({loaded.info.max_tokens_source}).",
-            "Shorten it, or let it be cut.",
-        )
-    # A closing special token stays: the model never saw a text without one.
-    closing = ids[-1:] if ids[-1] in loaded.tokenizer.all_special_ids else []
-    keep = limit - len(closing)
-    last = offsets[-1:] if closing else []
-    note = f"The text was cut to {limit} of {len(ids)} tokens."
-    return ids[:keep] + closing, offsets[:keep] + last, note
-
-
-def _check_ids(loaded: LoadedModel, ids: list[int]) -> None:
-    beyond = sorted({i for i in ids if i >= loaded.n_embeddings})
-    if beyond:
-        names = ", ".join(f"{i} ({loaded.tokenizer.convert_ids_to_tokens(i)})" for i in beyond[:5])
+def _tokenizer_of(loaded: LoadedModel) -> Any:
+    if loaded.tokenizer is None:
         raise BadInputError(
-            f"The tokenizer gives ids the model has no embedding for: {names}; it has "
-            f"{loaded.n_embeddings} rows.",
-            "Tokens were added without resizing the model; leave them out of the text.",
+            f"{loaded.info.id} has no tokenizer, so it reads no text.",
+            "Choose a model that reads text, or give the tokenizer too.",
+        )
+    return loaded.tokenizer
+
+
+def _without_surrogates(text: str) -> str:
+    """Returns the text with lone surrogates replaced, one for one, so that offsets stay right."""
+    return "".join("\ufffd" if "\ud800" <= c <= "\udfff" else c for c in text)
+
+
+def _feed(loaded: LoadedModel, tokenizer: Any, text: str, feed: Feed) -> _Fed:
+    if feed == "prefix":
+        prefix = loaded.info.prefix
+        if not prefix:
+            raise BadInputError(
+                f"{loaded.info.id} has no prefix of its own.", "Feed the text as typed."
+            )
+        return _Fed(prefix + text, len(prefix), len(text), add_special=True)
+    if feed == "chat":
+        return _chat(loaded, tokenizer, text)
+    return _Fed(text, 0, len(text), add_special=True)
+
+
+def _chat(loaded: LoadedModel, tokenizer: Any, text: str) -> _Fed:
+    if not getattr(tokenizer, "chat_template", None):
+        raise BadInputError(f"{loaded.info.id} has no chat template.", "Feed the text as typed.")
+
+    def render(content: str) -> str:
+        return str(
+            tokenizer.apply_chat_template(
+                [{"role": "user", "content": content}],
+                tokenize=False,
+                add_generation_prompt=True,
+            )
         )
 
-
-def _shift(token: Token, before: int, length: int) -> Token:
-    """Returns the token with its offset counted in the text as typed, None when outside it."""
-    if token.offset is None:
-        return token
-    start, end = token.offset[0] - before, token.offset[1] - before
-    if end <= 0 or start >= length:
-        return Token(token.id, token.text, None, token.is_special)
-    return Token(token.id, token.text, (max(start, 0), min(end, length)), token.is_special)
-
-
-def tokens_of(loaded: LoadedModel, ids: list[int]) -> tuple[Token, ...]:
-    """Returns display tokens of ids that no text stands behind (generated ones)."""
-    return display_tokens(loaded, ids, [None] * len(ids), "")
-
-
-def display_tokens(
-    loaded: LoadedModel, ids: list[int], offsets: list[Offset | None], text: str
-) -> tuple[Token, ...]:
-    """Returns tokens with readable texts."""
-    tokenizer = loaded.tokenizer
-    pieces = [str(piece) for piece in tokenizer.convert_ids_to_tokens(ids)]
-    special = set(tokenizer.all_special_ids) - {tokenizer.unk_token_id}
-    byte_level = is_byte_level(tokenizer)
-    parts = _byte_parts(pieces) if byte_level else [piece_bytes(p) for p in pieces]
-    tokens = []
-    named = _join_pieces(pieces, parts)
-    for id_, piece, shown, offset in zip(ids, pieces, named, offsets, strict=True):
-        is_special = id_ in special
-        if is_special or id_ == tokenizer.unk_token_id:
-            shown = piece
-        empty = offset is None or offset[0] == offset[1]
-        tokens.append(Token(id_, shown, None if is_special or empty else offset, is_special))
-    return tuple(tokens)
+    try:
+        whole, frame = render(text), render(_PLACEHOLDER)
+    except (TemplateError, ValueError, TypeError, KeyError) as error:
+        raise BadInputError(
+            f"The chat template of {loaded.info.id} does not take this text: {error}.",
+            "Feed the text as typed.",
+        ) from error
+    before, found, after = frame.partition(_PLACEHOLDER)
+    # Templates may strip the text; anything further and it cannot be pointed back into.
+    if found:
+        for kept in (text, text.strip()):
+            if whole == before + kept + after:
+                start = len(before) - text.index(kept)
+                return _Fed(whole, start, len(text), add_special=False)
+    return _Fed(whole, 0, 0, add_special=False, is_located=False)
 
 
-def is_byte_level(tokenizer: Any) -> bool:
-    """Tells from the tokenizer's own parts whether its pieces are bytes in disguise."""
-    backend = getattr(tokenizer, "backend_tokenizer", None)
-    if backend is None:
-        return hasattr(tokenizer, "byte_decoder")
-    state = json.loads(backend.to_str())
-    return "ByteLevel" in json.dumps([state.get("decoder"), state.get("pre_tokenizer")])
+Offsets = list[tuple[int, int] | None]
 
 
-def byte_alphabet() -> dict[str, int]:
-    """Returns the byte behind each letter of the byte-level alphabet (GPT-2).
+def _tokenise(
+    tokenizer: Any, fed: _Fed, *, as_target: bool = False
+) -> tuple[list[int], Offsets, list[bool]]:
+    """Returns ids, offsets into what was fed, and which tokens the tokenizer put in itself."""
+    is_fast = bool(getattr(tokenizer, "is_fast", False))
+    options: dict[str, Any] = {
+        "add_special_tokens": fed.add_special,
+        "return_attention_mask": False,
+        "return_offsets_mapping": is_fast,
+        "return_special_tokens_mask": is_fast,
+        "verbose": False,
+    }
+    try:
+        made = tokenizer(**{"text_target" if as_target else "text": fed.whole}, **options)
+    except (ValueError, TypeError, OverflowError, UnicodeError) as error:
+        raise BadInputError(
+            f"The tokenizer does not take this text: {error}.", "Remove unusual characters."
+        ) from error
+    ids = [int(i) for i in made["input_ids"]]
+    if is_fast:
+        return ids, list(made["offset_mapping"]), [bool(m) for m in made["special_tokens_mask"]]
+    special = _special_ids(tokenizer, getattr(tokenizer, "added_tokens_decoder", {}))
+    return ids, [None] * len(ids), [i in special for i in ids]
 
-    Printable Latin-1 letters stand for themselves; the other bytes, in order, for U+0100 onwards.
-    """
-    own = [*range(33, 127), *range(161, 173), *range(174, 256)]
-    rest = [b for b in range(256) if b not in own]
-    return {chr(b): b for b in own} | {chr(256 + i): b for i, b in enumerate(rest)}
+
+def _cut(
+    ids: list[int], offsets: Offsets, added: list[bool], limit: int
+) -> tuple[list[int], Offsets, list[bool]]:
+    """Keeps the first tokens, and the tokens the tokenizer puts at the end of every text."""
+    n_tail = 0
+    while n_tail < len(ids) and added[-1 - n_tail]:
+        n_tail += 1
+    n_tail = min(n_tail, limit - 1)
+    keep = [*range(limit - n_tail), *range(len(ids) - n_tail, len(ids))]
+    return [ids[i] for i in keep], [offsets[i] for i in keep], [added[i] for i in keep]
 
 
-ALPHABET = byte_alphabet()
+def _check_rows(loaded: LoadedModel, tokenizer: Any, ids: Sequence[int]) -> None:
+    rows = embedding_table(loaded.module)
+    beyond = sorted({i for i in ids if i >= rows or i < 0}) if rows else []
+    if not beyond:
+        return
+    named = ", ".join(f"{i} ('{tokenizer.convert_ids_to_tokens(i)}')" for i in beyond[:8])
+    raise BadInputError(
+        f"The tokenizer does not match the model: token ids {named} have no row among the "
+        f"{rows} of the embedding.",
+        "Resize the embedding (model.resize_token_embeddings) and save both, or leave these "
+        "tokens out of the text.",
+    )
 
 
-def _byte_parts(pieces: list[str]) -> list[bytes | None]:
-    return [
-        bytes(ALPHABET[c] for c in piece) if all(c in ALPHABET for c in piece) else None
-        for piece in pieces
-    ]
-
-
-def piece_bytes(piece: str) -> bytes | None:
-    """Returns the byte of a SentencePiece byte token such as <0xE8>, else None."""
-    if len(piece) == 6 and piece.startswith("<0x") and piece.endswith(">"):
-        try:
-            return bytes([int(piece[3:5], 16)])
-        except ValueError:
-            return None
+def _decoder_limit(loaded: LoadedModel) -> int | None:
+    config = getattr(loaded.module, "config", None)
+    for name in ("max_target_positions", "max_position_embeddings"):
+        value = getattr(config, name, None)
+        if isinstance(value, int) and value > 0:
+            return value
     return None
 
 
-def _join_pieces(pieces: list[str], parts: list[bytes | None]) -> list[str]:
-    """Returns readable texts; bytes of one character are named after it: "苹 1/3"."""
-    shown = [make_visible(piece.replace("▁", " ")) for piece in pieces]
-    i = 0
-    while i < len(pieces):
-        own = parts[i]
-        if own is None:
-            i += 1
-            continue
-        text = _decode(own)
-        if text is not None:
-            shown[i] = make_visible(text)
-            i += 1
-            continue
-        stop, joined = i + 1, own
-        while stop < len(pieces) and stop - i < 8 and parts[stop] is not None:
-            joined += parts[stop] or b""
-            stop += 1
-            if (text := _decode(joined)) is not None:
-                break
-        if text is None:
-            shown[i] = " ".join(f"0x{byte:02X}" for byte in own)
-            i += 1
-            continue
-        for n, j in enumerate(range(i, stop), 1):
-            shown[j] = f"{make_visible(text)} {n}/{stop - i}"
-        i = stop
-    return shown
+def _tokens(
+    tokenizer: Any, ids: Sequence[int], offsets: Offsets, added: Sequence[bool], fed: _Fed
+) -> tuple[Token, ...]:
+    pieces = [_piece(tokenizer, i) for i in ids]
+    table = getattr(tokenizer, "added_tokens_decoder", {})
+    special_ids = _special_ids(tokenizer, table)
+    is_special = [was_added or i in special_ids for i, was_added in zip(ids, added, strict=True)]
+    literal = [i in table or special for i, special in zip(ids, is_special, strict=True)]
+    shown = display_pieces(pieces, literal, piece_reader(tokenizer))
+    return tuple(
+        Token(i, text, None if special else _place(offset, fed), special)
+        for i, text, offset, special in zip(ids, shown, offsets, is_special, strict=True)
+    )
 
 
-def _decode(data: bytes) -> str | None:
-    try:
-        return data.decode("utf-8")
-    except UnicodeDecodeError:
+def _special_ids(tokenizer: Any, table: Any) -> set[int]:
+    """Returns the ids that mark up a text rather than carry it.
+
+    The token for unknown words carries text, unless it doubles as start or end token (GPT-2,
+    Whisper): such tokenizers know every byte and never say "unknown".
+    """
+    ids = set(getattr(tokenizer, "all_special_ids", ()))
+    ids |= {i for i, token in table.items() if getattr(token, "special", False)}
+    unknown = getattr(tokenizer, "unk_token_id", None)
+    ends = (getattr(tokenizer, "bos_token_id", None), getattr(tokenizer, "eos_token_id", None))
+    return ids if unknown is None or unknown in ends else ids - {unknown}
+
+
+def _place(offset: tuple[int, int] | None, fed: _Fed) -> tuple[int, int] | None:
+    """Returns [start, end) in the text as typed; None for what stands around it."""
+    if offset is None or not fed.is_located:
         return None
+    start = max(0, min(offset[0] - fed.start, fed.length))
+    end = max(0, min(offset[1] - fed.start, fed.length))
+    return (start, end) if start < end else None
 
 
-def make_visible(text: str) -> str:
-    """Returns the text with blanks and control characters as visible marks."""
-    out = []
-    for character in text:
-        if character in VISIBLE:
-            out.append(VISIBLE[character])
-        elif character.isprintable():
-            out.append(character)
-        else:
-            out.append(f"U+{ord(character):04X}")
-    return "".join(out) or "∅"
+def _piece(tokenizer: Any, token_id: int) -> str:
+    piece = tokenizer.convert_ids_to_tokens(token_id)
+    return str(piece) if piece is not None else f"[{token_id}]"

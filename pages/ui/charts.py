@@ -1,0 +1,186 @@
+"""Results as Plotly figures and colour scales; nothing here needs a running app."""
+
+import csv
+import io
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import plotly.graph_objects as go
+from numpy.typing import NDArray
+
+from core.results import FloatArray
+
+Scale = Literal["linear", "sqrt", "row"]
+Stops = tuple[tuple[float, str], ...]
+
+# One hue, white to deep indigo; on dark from near-black to bright. Lightness falls (rises) evenly.
+LIGHT_STOPS: Stops = (
+    (0.0, "#ffffff"),
+    (0.25, "#d5d6f2"),
+    (0.5, "#9a9bdd"),
+    (0.75, "#5d5bb9"),
+    (1.0, "#221d6b"),
+)
+DARK_STOPS: Stops = (
+    (0.0, "#171923"),
+    (0.25, "#31346a"),
+    (0.5, "#5c60b5"),
+    (0.75, "#979bec"),
+    (1.0, "#eceeff"),
+)
+ALL_TICKS_BELOW = 41
+"""Up to here every token gets its tick; above, Plotly thins them out by itself."""
+
+SCALE_STEPS = 33
+
+
+@dataclass(frozen=True)
+class MapWords:
+    """The strings of a map's figure."""
+
+    title: str
+    legend: str
+    query: str
+    key: str
+    weight: str
+    query_axis: str
+    key_axis: str
+
+
+def stops(dark: bool) -> Stops:
+    """Returns the sequential colours of attention for a theme."""
+    return DARK_STOPS if dark else LIGHT_STOPS
+
+
+def colour_scale(scale: Scale, dark: bool) -> list[tuple[float, str]]:
+    """Returns Plotly's colour scale; for the square root the colours are moved, not the values.
+
+    So hover and colour bar keep the true weights.
+    """
+    base = stops(dark)
+    if scale != "sqrt":
+        return list(base)
+    positions = np.linspace(0, 1, SCALE_STEPS)
+    return [(float(p**2), _colour_at(base, float(p))) for p in positions]
+
+
+def _colour_at(base: Stops, position: float) -> str:
+    at = [p for p, _ in base]
+    channels = np.array([[int(c[i : i + 2], 16) for i in (1, 3, 5)] for _, c in base])
+    mixed = [round(float(np.interp(position, at, channels[:, i]))) for i in range(3)]
+    return "#" + "".join(f"{c:02x}" for c in mixed)
+
+
+def head_figure(
+    weights: FloatArray,
+    query_labels: Sequence[str],
+    key_labels: Sequence[str],
+    words: MapWords,
+    *,
+    scale: Scale = "linear",
+    dark: bool = False,
+    height: int = 600,
+) -> go.Figure:
+    """Returns the heatmap of one map.
+
+    Args:
+        weights: [query, key], 0..1.
+        query_labels, key_labels: one a row and a column, all different, escaped (`axis_labels`).
+    """
+    if len(set(query_labels)) < len(query_labels) or len(set(key_labels)) < len(key_labels):
+        raise ValueError("axis labels must differ, or Plotly merges their rows")
+    shown: NDArray[np.float32] = np.ascontiguousarray(weights, dtype=np.float32)
+    hover = f"{words.query} %{{y}}<br>{words.key} %{{x}}<br>{words.weight} "
+    extra: dict[str, Any] = {}
+    if scale == "row":
+        extra["customdata"] = shown
+        peak = shown.max(axis=1, keepdims=True, initial=0)
+        shown = np.divide(shown, np.where(peak > 0, peak, 1), dtype=np.float32)
+        hover += "%{customdata:.4f}"
+    else:
+        hover += "%{z:.4f}"
+    n_query, n_key = shown.shape
+    gap = 1 if max(n_query, n_key) <= 32 else 0
+    heatmap = go.Heatmap(
+        z=shown,
+        x=list(key_labels),
+        y=list(query_labels),
+        zmin=0,
+        zmax=1,
+        xgap=gap,
+        ygap=gap,
+        colorscale=colour_scale(scale, dark),
+        hovertemplate=hover + "<extra></extra>",
+        colorbar={
+            # Above the map: beside it, it would take a fifth of the width from the square.
+            "orientation": "h",
+            "title": {"text": words.legend, "side": "top", "font": {"size": 12}},
+            "thickness": 8,
+            "outlinewidth": 0,
+            "tickfont": {"size": 11},
+            "len": 0.55,
+            "x": 1,
+            "xanchor": "right",
+            "y": 1.01,
+            "yanchor": "bottom",
+        },
+        **extra,
+    )
+    figure = go.Figure(heatmap)
+    ticks = {"type": "category", "showgrid": False, "zeroline": False, "automargin": True}
+    every = {"tickmode": "linear", "tick0": 0, "dtick": 1}
+    figure.update_layout(
+        title={
+            "text": words.title,
+            "font": {"size": 16},
+            "x": 0,
+            "xanchor": "left",
+            "y": 0.985,
+            "yanchor": "top",
+        },
+        height=height,
+        margin={"l": 8, "r": 8, "t": 78, "b": 8, "pad": 0},
+        paper_bgcolor="rgba(0,0,0,0)",
+        plot_bgcolor="#2a2d3b" if dark else "#eceef4",
+        hoverlabel={"font": {"size": 13}},
+        dragmode="zoom",
+        xaxis={
+            **ticks,
+            **(every if n_key < ALL_TICKS_BELOW else {"nticks": 24}),
+            "title": {"text": words.key_axis, "font": {"size": 12}, "standoff": 8},
+            "tickfont": {"size": 12 if n_key < 24 else 10},
+            "tickangle": -45 if n_key > 5 else 0,
+            "constrain": "domain",
+            "constraintoward": "left",
+            "range": [-0.5, n_key - 0.5],
+        },
+        yaxis={
+            **ticks,
+            **(every if n_query < ALL_TICKS_BELOW else {"nticks": 24}),
+            "title": {"text": words.query_axis, "font": {"size": 12}, "standoff": 8},
+            "tickfont": {"size": 12 if n_query < 24 else 10},
+            "range": [n_query - 0.5, -0.5],
+            "scaleanchor": "x" if n_query == n_key else None,
+            "constrain": "domain",
+            "constraintoward": "top",
+        },
+    )
+    return figure
+
+
+def map_csv(
+    weights: FloatArray, query_labels: Sequence[str], key_labels: Sequence[str], corner: str
+) -> bytes:
+    """Returns a map as CSV: keys across, one row a query.
+
+    Labels start with their index, so no spreadsheet takes a token for a formula.
+    """
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow([corner, *key_labels])
+    for label, row in zip(query_labels, weights, strict=True):
+        writer.writerow([label, *(f"{float(w):.7g}" for w in row)])
+    # Spreadsheets take a file without this mark for the local encoding and break Chinese.
+    return out.getvalue().encode("utf-8-sig")

@@ -1,0 +1,316 @@
+// Draws all heads into one canvas and reports the chosen one. Data only ever becomes pixels or
+// textContent. State of one mounted grid lives on its root element, which survives new data.
+
+const INDEX_SPACE = 22; // CSS pixels for the layer numbers on the left and head numbers on top
+const MAX_HEIGHT = 560;
+const MIN_CELL = 9;
+
+function unpack(data) {
+  const bytes = data.slice(); // the view starts at an odd offset
+  const length = new DataView(bytes.buffer).getUint32(0, true);
+  const header = JSON.parse(new TextDecoder().decode(bytes.subarray(4, 4 + length)));
+  return { header, pixels: bytes.subarray(4 + length) };
+}
+
+function isDark(element) {
+  const colour = getComputedStyle(element).getPropertyValue("--st-background-color").trim();
+  const probe = document.createElement("canvas").getContext("2d");
+  probe.fillStyle = colour || "#ffffff";
+  const hex = probe.fillStyle;
+  const part = (i) => parseInt(hex.slice(i, i + 2), 16);
+  return 0.299 * part(1) + 0.587 * part(3) + 0.114 * part(5) < 128;
+}
+
+function lookUp(stops) {
+  const table = new Uint32Array(256);
+  for (let value = 0; value < 256; value += 1) {
+    const at = Math.min(value / 254, 1);
+    let i = 0;
+    while (i < stops.length - 2 && at > stops[i + 1][0]) i += 1;
+    const share = (at - stops[i][0]) / (stops[i + 1][0] - stops[i][0]);
+    const channel = (k) => {
+      const [a, b] = [stops[i][1], stops[i + 1][1]].map((c) => parseInt(c.slice(k, k + 2), 16));
+      return Math.round(a + (b - a) * share);
+    };
+    table[value] = (255 << 24) | (channel(5) << 16) | (channel(3) << 8) | channel(1);
+  }
+  return table;
+}
+
+function paintPixels(header, pixels, table) {
+  const { layers, heads, rows, columns } = header;
+  const sheet = document.createElement("canvas");
+  sheet.width = heads * columns;
+  sheet.height = layers * rows;
+  const context = sheet.getContext("2d");
+  const image = context.createImageData(sheet.width, sheet.height);
+  const out = new Uint32Array(image.data.buffer);
+  let from = 0;
+  for (let layer = 0; layer < layers; layer += 1) {
+    for (let head = 0; head < heads; head += 1) {
+      for (let row = 0; row < rows; row += 1) {
+        const start = (layer * rows + row) * sheet.width + head * columns;
+        for (let column = 0; column < columns; column += 1, from += 1) {
+          out[start + column] = table[pixels[from]];
+        }
+      }
+    }
+  }
+  context.putImageData(image, 0, 0);
+  return sheet;
+}
+
+function makeParts(root) {
+  const make = (tag, name, parent) => {
+    const element = document.createElement(tag);
+    element.className = name;
+    parent.appendChild(element);
+    return element;
+  };
+  root.replaceChildren();
+  const scroll = make("div", "grid-scroll", root);
+  const canvas = make("canvas", "grid", scroll);
+  canvas.tabIndex = 0;
+  canvas.setAttribute("role", "application");
+  const legend = make("div", "legend", root);
+  const live = make("div", "live", root);
+  live.setAttribute("aria-live", "polite");
+  const tip = make("div", "tip", root);
+  return { scroll, canvas, legend, live, tip, cursor: null };
+}
+
+function showLegend(legend, header, dark) {
+  legend.replaceChildren();
+  if (!header.legend) return;
+  const [low, high] = header.legend;
+  const text = (value) => {
+    const span = document.createElement("span");
+    span.textContent = value;
+    legend.appendChild(span);
+  };
+  text(low);
+  const bar = document.createElement("span");
+  bar.className = "bar";
+  const stops = (dark ? header.dark : header.light).map(([p, c]) => `${c} ${100 * p}%`);
+  bar.style.background = `linear-gradient(to right, ${stops.join(", ")})`;
+  legend.appendChild(bar);
+  text(high);
+}
+
+export default function headGrid({ data, parentElement, setTriggerValue }) {
+  const root = parentElement.querySelector(".grid-root");
+  if (!root || !data) return undefined;
+  const parts = root.headscope ?? (root.headscope = makeParts(root));
+  const { canvas, scroll, tip, live, legend } = parts;
+  const { header, pixels } = unpack(data);
+  const { layers, heads, rows, columns } = header;
+  const chosen = [header.chosenLayers[0] ?? 0, header.chosenHeads[0] ?? 0];
+  const place = chosen.join();
+  if (parts.chosen !== place || !parts.cursor) {
+    parts.chosen = place;
+    parts.cursor = chosen;
+  }
+  parts.cursor = [Math.min(parts.cursor[0], layers - 1), Math.min(parts.cursor[1], heads - 1)];
+  canvas.setAttribute("aria-label", header.label);
+  let cell = 20;
+  let frame = 0;
+  let hovered = null;
+  let sheet = null;
+  let sheetDark = null;
+
+  const tipOf = ([layer, head]) => header.tips[layer * heads + head];
+
+  function draw() {
+    frame = 0;
+    const dark = isDark(root);
+    if (sheet === null || dark !== sheetDark) {
+      sheet = paintPixels(header, pixels, lookUp(dark ? header.dark : header.light));
+      sheetDark = dark;
+      showLegend(legend, header, dark);
+    }
+    const width = scroll.clientWidth - 4;
+    if (width <= 0) return;
+    const fit = Math.min((width - INDEX_SPACE) / heads, (MAX_HEIGHT - INDEX_SPACE) / layers);
+    cell = Math.max(Math.floor(fit), MIN_CELL);
+    const wide = INDEX_SPACE + cell * heads + 2;
+    const high = INDEX_SPACE + cell * layers + 2;
+    const ratio = window.devicePixelRatio || 1;
+    canvas.style.width = `${wide}px`;
+    canvas.style.height = `${high}px`;
+    canvas.width = Math.round(wide * ratio);
+    canvas.height = Math.round(high * ratio);
+    const context = canvas.getContext("2d");
+    context.scale(ratio, ratio);
+    const style = getComputedStyle(root);
+    const text = style.getPropertyValue("--st-text-color");
+    const accent = style.getPropertyValue("--st-primary-color");
+    const line = style.getPropertyValue("--st-border-color");
+    const inner = cell - (cell > 14 ? 2 : 1);
+    context.imageSmoothingEnabled = Math.max(rows, columns) > inner * ratio;
+    context.imageSmoothingQuality = "high";
+    context.font = `11px ${style.fontFamily}`;
+    context.textBaseline = "middle";
+    context.textAlign = "center";
+    const every = cell >= 17 ? 1 : cell >= 11 ? 2 : 4;
+    for (let layer = 0; layer < layers; layer += 1) {
+      const y = INDEX_SPACE + layer * cell;
+      context.fillStyle = text;
+      context.globalAlpha = header.chosenLayers.includes(layer) ? 1 : 0.62;
+      if (layer % every === 0) context.fillText(layer, INDEX_SPACE / 2 - 1, y + inner / 2);
+      context.globalAlpha = 1;
+      for (let head = 0; head < heads; head += 1) {
+        const x = INDEX_SPACE + head * cell;
+        const value = pixels[(layer * heads + head) * rows * columns];
+        if (header.undefined !== null && value === header.undefined) {
+          context.strokeStyle = line;
+          context.lineWidth = 1;
+          context.strokeRect(x + 0.5, y + 0.5, inner - 1, inner - 1);
+          context.beginPath();
+          context.moveTo(x, y + inner);
+          context.lineTo(x + inner, y);
+          context.stroke();
+        } else {
+          context.drawImage(sheet, head * columns, layer * rows, columns, rows, x, y, inner, inner);
+          context.strokeStyle = line;
+          context.lineWidth = 0.75;
+          context.strokeRect(x + 0.375, y + 0.375, inner - 0.75, inner - 0.75);
+        }
+      }
+    }
+    context.fillStyle = text;
+    for (let head = 0; head < heads; head += every) {
+      context.globalAlpha = header.chosenHeads.includes(head) ? 1 : 0.62;
+      context.fillText(head, INDEX_SPACE + head * cell + inner / 2, INDEX_SPACE / 2);
+    }
+    context.globalAlpha = 1;
+    context.lineWidth = 2;
+    context.strokeStyle = accent;
+    for (const layer of header.chosenLayers) {
+      for (const head of header.chosenHeads) {
+        context.strokeRect(INDEX_SPACE + head * cell - 1, INDEX_SPACE + layer * cell - 1,
+          inner + 2, inner + 2);
+      }
+    }
+    const [layer, head] = parts.cursor;
+    const focused = root.getRootNode().activeElement === canvas;
+    if (focused && place !== parts.cursor.join()) {
+      context.setLineDash([3, 2]);
+      context.strokeStyle = text;
+      context.strokeRect(INDEX_SPACE + head * cell - 1, INDEX_SPACE + layer * cell - 1,
+        inner + 2, inner + 2);
+      context.setLineDash([]);
+    }
+  }
+
+  const redraw = () => {
+    if (!frame) frame = requestAnimationFrame(draw);
+  };
+
+  function at(event) {
+    const box = canvas.getBoundingClientRect();
+    const head = Math.floor((event.clientX - box.left - INDEX_SPACE) / cell);
+    const layer = Math.floor((event.clientY - box.top - INDEX_SPACE) / cell);
+    return layer >= 0 && layer < layers && head >= 0 && head < heads ? [layer, head] : null;
+  }
+
+  function showTip(where, x, y) {
+    tip.replaceChildren();
+    for (const words of tipOf(where)) {
+      const row = document.createElement("div");
+      row.textContent = words;
+      tip.appendChild(row);
+    }
+    tip.style.display = "block";
+    const left = Math.min(x + 14, window.innerWidth - tip.offsetWidth - 8);
+    const top = Math.min(y + 14, window.innerHeight - tip.offsetHeight - 8);
+    tip.style.left = `${left}px`;
+    tip.style.top = `${top}px`;
+  }
+
+  const hideTip = () => {
+    tip.style.display = "none";
+    hovered = null;
+  };
+
+  function choose(where) {
+    parts.cursor = where;
+    hideTip();
+    setTriggerValue("head", where);
+    redraw();
+  }
+
+  canvas.onmousemove = (event) => {
+    const where = at(event);
+    if (!where) return hideTip();
+    hovered = where;
+    showTip(where, event.clientX, event.clientY);
+    return undefined;
+  };
+  canvas.onmouseleave = hideTip;
+  canvas.onclick = (event) => {
+    const where = at(event);
+    if (where) choose(where);
+  };
+  canvas.onfocus = redraw;
+  canvas.onblur = () => {
+    hideTip();
+    redraw();
+  };
+  canvas.onkeydown = (event) => {
+    const [layer, head] = parts.cursor;
+    const moves = {
+      ArrowUp: [layer - 1, head],
+      ArrowDown: [layer + 1, head],
+      ArrowLeft: [layer, head - 1],
+      ArrowRight: [layer, head + 1],
+      Home: [layer, 0],
+      End: [layer, heads - 1],
+      PageUp: [0, head],
+      PageDown: [layers - 1, head],
+    };
+    if (event.key === "Enter" || event.key === " ") {
+      event.preventDefault();
+      choose(parts.cursor);
+    } else if (event.key === "Escape") {
+      hideTip();
+    } else if (moves[event.key]) {
+      event.preventDefault();
+      event.stopPropagation();
+      const [to, across] = moves[event.key];
+      parts.cursor = [
+        Math.max(0, Math.min(layers - 1, to)),
+        Math.max(0, Math.min(heads - 1, across)),
+      ];
+      live.textContent = tipOf(parts.cursor).join(", ");
+      const box = canvas.getBoundingClientRect();
+      const x = box.left + INDEX_SPACE + (parts.cursor[1] + 1) * cell - 8;
+      const y = box.top + INDEX_SPACE + (parts.cursor[0] + 1) * cell - 8;
+      showTip(parts.cursor, x, y);
+      redraw();
+    }
+  };
+
+  // Esc anywhere brings a zoomed chart back, unless a field or a menu has the key for itself.
+  const reset = (event) => {
+    if (event.key !== "Escape" || event.target.closest?.("input, textarea, [role=listbox]")) return;
+    document.querySelectorAll('.js-plotly-plot .modebar-btn[data-attr="zoom"][data-val="reset"]')
+      .forEach((button) => button.dispatchEvent(new MouseEvent("click", { bubbles: true })));
+  };
+  document.addEventListener("keydown", reset);
+  const resized = new ResizeObserver(redraw);
+  resized.observe(scroll);
+  // The theme changes colours without new data.
+  const themed = new MutationObserver(redraw);
+  for (let node = root; node; node = node.parentElement ?? node.getRootNode().host) {
+    themed.observe(node, { attributes: true, attributeFilter: ["style", "class"] });
+    if (node === document.body) break;
+  }
+  draw();
+  return () => {
+    document.removeEventListener("keydown", reset);
+    resized.disconnect();
+    themed.disconnect();
+    if (frame) cancelAnimationFrame(frame);
+    hideTip();
+  };
+}

@@ -1,0 +1,13 @@
+"""The app on the fake service, for browser tests that are about the pages and not a model."""
+
+import os
+import runpy
+from pathlib import Path
+
+from pages.ui import session
+from tests.fakes import FakeService
+
+ROOT = Path(__file__).parents[2]
+
+session.open_service = lambda roots: FakeService(float(os.environ.get("FAKE_STEP_S", "0")))
+runpy.run_path(str(ROOT / "app.py"), run_name="__main__")

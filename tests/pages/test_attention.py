@@ -1,0 +1,156 @@
+import json
+from collections.abc import Callable
+
+import pytest
+from streamlit.testing.v1 import AppTest
+
+from core.errors import InternalError
+from tests.fakes import FakeService
+
+OpenApp = Callable[..., AppTest]
+
+
+def figure(app: AppTest, at: int = 0) -> dict:
+    return json.loads(app.get("plotly_chart")[at].proto.spec)
+
+
+def type_text(app: AppTest, text: str) -> AppTest:
+    app.text_area(key="sidebar.text").set_value(text)
+    app.button(key="sidebar.run").click()
+    return app.run()
+
+
+def texts(app: AppTest) -> str:
+    parts = [*app.caption, *app.markdown, *app.error, *app.info, *app.title]
+    return "\n".join(str(p.value) for p in parts)
+
+
+def test_first_screen_shows_the_default_with_no_click(open_app: OpenApp, fake: FakeService) -> None:
+    app = open_app()
+    assert app.title[0].value == "Attention maps"
+    chart = figure(app)
+    assert chart["layout"]["title"]["text"].startswith("Layer 0, head 0")
+    assert len(set(chart["data"][0]["x"])) == 6
+    assert "12 × 12 heads" in texts(app)
+    assert "random weights" in texts(app)
+    assert len(fake.runs) == 1
+
+
+def test_link_opens_layer_head_and_language(open_app: OpenApp) -> None:
+    app = open_app(model="minilm-en", layer="4", head="7", lang="zh", scale="sqrt")
+    assert figure(app)["layout"]["title"]["text"].startswith("第 4 层，第 7 头")
+    assert app.selectbox(key="sidebar.model").value == "minilm-en"
+    assert app.segmented_control(key="attention.scale.choice").value == "sqrt"
+
+
+def test_link_beyond_the_model_is_clamped(open_app: OpenApp) -> None:
+    app = open_app(model="minilm-en", layer="99", head="99")
+    assert figure(app)["layout"]["title"]["text"].startswith("Layer 5, head 11")
+    assert app.number_input(key="attention.layer").value == 5
+
+
+def test_a_choice_goes_into_the_address_and_runs_no_model(
+    open_app: OpenApp, fake: FakeService
+) -> None:
+    app = open_app()
+    app.number_input(key="attention.head").set_value(3).run()
+    assert app.query_params["head"] == "3"
+    assert figure(app)["layout"]["title"]["text"].startswith("Layer 0, head 3")
+    app.segmented_control(key="attention.view.choice").set_value("all").run()
+    assert figure(app)["layout"]["title"]["text"] == "Mean of all 144 heads"
+    app.segmented_control(key="sidebar.language").set_value("zh").run()
+    assert app.title[0].value == "注意力图"
+    app.selectbox(key="attention.colour").set_value("max_weight").run()
+    assert len(fake.runs) == 1
+    assert "text" not in app.query_params
+
+
+def test_hidden_specials_leave_the_axes(open_app: OpenApp) -> None:
+    app = open_app(special="hide")
+    labels = figure(app)["data"][0]["x"]
+    assert len(labels) == 4
+    assert not any("s&gt;" in label for label in labels)
+
+
+def test_repeated_tokens_keep_their_places(open_app: OpenApp) -> None:
+    app = type_text(open_app(), "苹果 苹果 苹果 apple apple apple")
+    chart = figure(app)["data"][0]
+    assert len(set(chart["x"])) == len(set(chart["y"])) == 8
+
+
+def test_encoder_decoder_offers_its_kinds(open_app: OpenApp) -> None:
+    app = open_app(model="both-ways", kind="cross")
+    kind = app.segmented_control(key="attention.kind.choice")
+    assert kind.value == "cross"
+    chart = figure(app)["data"][0]
+    assert len(chart["y"]) == 3
+    assert len(chart["x"]) == 6
+
+
+@pytest.mark.parametrize("text", ["", "   \n "])
+def test_empty_text_says_what_to_do_and_keeps_the_view(open_app: OpenApp, text: str) -> None:
+    app = type_text(open_app(), text)
+    assert "There is no text yet" in app.info[0].value
+    assert figure(app)["layout"]["title"]["text"].startswith("Layer 0, head 0")
+    app.button(key="error.empty").click().run()
+    assert not app.info
+    assert app.text_area(key="sidebar.text").value == "我吃了一个苹果"
+
+
+def test_error_shows_message_and_hint_and_keeps_the_view(
+    open_app: OpenApp, fake: FakeService
+) -> None:
+    app = open_app()
+    fake.failures["bad"] = InternalError("It broke at <b>.", "Report it.")
+    type_text(app, "bad")
+    assert "A fault of Headscope" in app.error[0].value
+    assert "It broke at \\<b\\>\\." in app.error[0].value
+    assert "Report it" in app.error[0].value
+    assert not app.exception
+    assert figure(app)["layout"]["title"]["text"].startswith("Layer 0, head 0")
+    del fake.failures["bad"]
+    app.number_input(key="attention.head").set_value(1).run()
+    assert app.error, "a failed run must not start again by itself"
+    app.button(key="error.retry").click().run()
+    assert not app.error
+
+
+def test_unknown_model_leads_back_to_the_default(open_app: OpenApp) -> None:
+    app = open_app(model="no/such")
+    assert "no/such" in app.error[0].value.replace("\\", "")
+    assert not app.get("plotly_chart")
+    app.button(key="error.default").click().run()
+    assert not app.error
+    assert app.get("plotly_chart")
+
+
+def test_text_above_the_limit_offers_to_cut(open_app: OpenApp, fake: FakeService) -> None:
+    app = type_text(open_app(), "word " * 5000)
+    assert "5002" in app.error[0].value
+    assert "4096" in app.error[0].value
+    app.button(key="error.cut").click().run()
+    assert not app.error
+    assert fake.runs[-1].truncate
+
+
+def test_long_text_is_pooled_with_an_exact_part(open_app: OpenApp) -> None:
+    app = type_text(open_app(), "word " * 900)
+    pooled, part = figure(app, 0), figure(app, 1)
+    assert len(set(pooled["data"][0]["x"])) == 256
+    assert len(set(part["data"][0]["x"])) == 256
+    app.number_input(key="attention.start_query").set_value(300).run()
+    assert figure(app, 1)["data"][0]["y"][0].startswith("300 ")
+    assert "902 tokens" in texts(app)
+    assert not app.exception
+
+
+def test_mean_map_has_no_figures_of_one_head(open_app: OpenApp) -> None:
+    assert "figures of single heads" in texts(open_app(view="layers"))
+
+
+def test_plain_grid_shows_a_picture_a_head(open_app: OpenApp) -> None:
+    app = open_app()
+    app.toggle(key="attention.plain").set_value(True).run()
+    table = app.dataframe[0].value
+    assert table.shape == (12, 12)
+    assert table.iloc[0, 0].startswith("data:image/png;base64,")
