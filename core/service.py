@@ -7,7 +7,7 @@ work is on the device at a time, and memory is forecast before a model runs.
 import logging
 import resource
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -15,6 +15,7 @@ from typing import Any, cast
 import numpy as np
 import psutil
 import torch
+from torch import nn
 
 from core.cache import ByteCache, FairQueue
 from core.capture.assemble import assemble
@@ -32,7 +33,7 @@ from core.limits import (
     MODEL_CACHE_BYTES,
 )
 from core.models.catalogue import CATALOGUE
-from core.models.loading import LoadedModel, embedded_info, explain, load_model
+from core.models.loading import LoadedModel, embedded_info, explain, load_model, wrap_module
 from core.models.prepare import prepare_model
 from core.models.sources import SourcePolicy
 from core.models.tokens import EncodedText, encode, encode_target, tokens_of
@@ -112,10 +113,42 @@ class HeadscopeService:
         return self._captures.get(request) is not None
 
     def capture(
-        self, request: CaptureRequest, *, progress: ProgressCallback | None = None
+        self,
+        request: CaptureRequest | None = None,
+        *,
+        model: nn.Module | None = None,
+        tokenizer: Any = None,
+        texts: Sequence[str] = (),
+        progress: ProgressCallback | None = None,
     ) -> CaptureResult:
-        """Returns the capture of a request, from the cache where it is there."""
-        return self._held(request, progress).result
+        """Returns the capture of a request, from the cache where it is there.
+
+        Args:
+            model, tokenizer, texts: instead of a request, a module in memory whose forward takes
+                `input_ids`. It is run in evaluation mode, left as it came, and nothing is cached.
+
+        Raises:
+            HeadscopeError: whatever stands in the way, in words.
+        """
+        if request is not None:
+            return self._held(request, progress).result
+        if model is None or tokenizer is None:
+            raise BadInputError(
+                "Nothing to capture was named.", "Give a request, or model, tokenizer and texts."
+            )
+        loaded = wrap_module(model, tokenizer)
+        asked = CaptureRequest(ModelRequest(loaded.info.id), tuple(texts))
+        _check(asked)
+        encoded = [encode(loaded, text) for text in asked.texts]
+        modes = [(module, module.training) for module in model.modules()]
+        model.eval()
+        try:
+            return self._queue.run(
+                lambda: self._run(asked, loaded, encoded, progress), _place(progress)
+            ).result
+        finally:
+            for module, training in modes:
+                module.training = training
 
     def head_map(
         self, request: MapRequest, *, progress: ProgressCallback | None = None
@@ -193,10 +226,7 @@ class HeadscopeService:
         )
 
     def _held(self, request: CaptureRequest, progress: ProgressCallback | None) -> _Held:
-        def place(number: int) -> None:
-            if progress:
-                progress(Progress("wait", place=number))
-
+        place = _place(progress)
         found = self._captures.get(request)
         if found is not None:
             return found
@@ -325,6 +355,16 @@ class HeadscopeService:
             f"There is no {wanted} attention of text {text_index} here.",
             f"Kinds: {', '.join(kinds)}; texts: 0 to {n_texts - 1}.",
         )
+
+
+def _place(progress: ProgressCallback | None) -> Callable[[int], None]:
+    """Returns what tells a waiting person their place in the queue."""
+
+    def tell(number: int) -> None:
+        if progress:
+            progress(Progress("wait", place=number))
+
+    return tell
 
 
 def _check(request: CaptureRequest) -> None:

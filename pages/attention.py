@@ -20,16 +20,18 @@ if shown is not None:
     attention = attention_of(shown, session.current_view().kind)
     kinds = [str(t.kind) for t in shown.result.texts if t.text_index == attention.text_index]
     map_toolbar(attention, kinds, words)
-    left, right = st.columns([5, 7], gap="medium")
     try:
-        with left:
-            st.subheader(words("attention.grid"), anchor=False)
-            grid_panel(shown, attention, words, dark=dark)
-        with right:
-            whole = map_panel(shown, attention, words, dark=dark)
-        st.subheader(words("chips.title"), anchor=False)
-        inspector(shown, attention, whole, words, dark=dark)
-        metrics_panel(attention, words)
+        # Three blocks that stand side by side where there is room; the third wraps below else.
+        with st.container(horizontal=True, gap="medium", key="attention-blocks"):
+            with st.container(key="attention-grid"):
+                st.subheader(words("attention.grid"), anchor=False)
+                grid_panel(shown, attention, words, dark=dark)
+            with st.container(key="attention-map"):
+                whole = map_panel(shown, attention, words, dark=dark)
+            with st.container(key="attention-words"):
+                st.subheader(words("chips.title"), anchor=False)
+                inspector(shown, attention, whole, words, dark=dark)
+                metrics_panel(attention, words)
         show_notes(shown.result.notes, words)
     except HeadscopeError as error:
         show_error(error, words, request_text=shown.request.texts[0])

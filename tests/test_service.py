@@ -222,6 +222,23 @@ def test_bad_input_is_answered_in_words(
     assert caught.value.hint
 
 
+@pytest.mark.models
+def test_a_module_in_memory_is_captured_and_left_as_it_came(service: HeadscopeService) -> None:
+    loaded = service._model(MINILM, None)
+    module = loaded.module.train()
+    try:
+        before = module.config._attn_implementation
+        taken = service.capture(model=module, tokenizer=loaded.tokenizer, texts=["An apple."])
+        assert all(m.training for m in module.modules())
+        assert not any(m._forward_pre_hooks for m in module.modules())
+        assert module.config._attn_implementation == before
+    finally:
+        module.eval()
+    same = service.capture(CaptureRequest(MINILM, ("An apple.",)))
+    for name, value in same.texts[0].metrics.items():
+        np.testing.assert_allclose(taken.texts[0].metrics[name], value, atol=1e-6)
+
+
 def test_a_folder_outside_the_roots_is_refused(tmp_path: Path) -> None:
     allowed, other = tmp_path / "allowed", tmp_path / "other"
     allowed.mkdir()

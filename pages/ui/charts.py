@@ -81,7 +81,7 @@ def head_figure(
     *,
     scale: Scale = "linear",
     dark: bool = False,
-    height: int = 600,
+    height: int = 620,
 ) -> go.Figure:
     """Returns the heatmap of one map.
 
@@ -137,8 +137,10 @@ def head_figure(
             "font": {"size": 16},
             "x": 0,
             "xanchor": "left",
-            "y": 0.985,
-            "yanchor": "top",
+            "yref": "paper",
+            "y": 1,
+            "yanchor": "bottom",
+            "pad": {"b": 44},
         },
         height=height,
         margin={"l": 8, "r": 8, "t": 78, "b": 8, "pad": 0},

@@ -17,6 +17,11 @@ _STYLE = """<style>
 .stMainBlockContainer h3 { font-size: 1.1rem; padding: .3rem 0 .45rem; }
 .stMainBlockContainer [data-testid="stHeading"] { min-height: 0; }
 .stSidebar [data-testid="stVerticalBlock"] { gap: .7rem; }
+.st-key-attention-blocks { align-items: flex-start; }
+.st-key-attention-blocks > div { min-width: 340px !important; width: auto !important; }
+.st-key-attention-blocks > div:nth-child(1) { flex: 5 1 350px !important; max-width: 520px; }
+.st-key-attention-blocks > div:nth-child(2) { flex: 7 1 500px !important; max-width: 660px; }
+.st-key-attention-blocks > div:nth-child(3) { flex: 6 1 500px !important; }
 </style>"""
 
 

@@ -3,6 +3,8 @@
 
 const INDEX_SPACE = 22; // CSS pixels for the layer numbers on the left and head numbers on top
 const MAX_HEIGHT = 560;
+const MAX_HEIGHT_DEEP = 700; // for models with more layers than heads
+const WIDEST = 1.7; // a cell may be this much wider than high
 const MIN_CELL = 9;
 
 function unpack(data) {
@@ -112,7 +114,8 @@ export default function headGrid({ data, parentElement, setTriggerValue }) {
   }
   parts.cursor = [Math.min(parts.cursor[0], layers - 1), Math.min(parts.cursor[1], heads - 1)];
   canvas.setAttribute("aria-label", header.label);
-  let cell = 20;
+  let cell = 20; // height and, for the width, wideCell
+  let wideCell = 20;
   let frame = 0;
   let hovered = null;
   let sheet = null;
@@ -130,9 +133,11 @@ export default function headGrid({ data, parentElement, setTriggerValue }) {
     }
     const width = scroll.clientWidth - 4;
     if (width <= 0) return;
-    const fit = Math.min((width - INDEX_SPACE) / heads, (MAX_HEIGHT - INDEX_SPACE) / layers);
-    cell = Math.max(Math.floor(fit), MIN_CELL);
-    const wide = INDEX_SPACE + cell * heads + 2;
+    const tallest = (layers > 16 ? MAX_HEIGHT_DEEP : MAX_HEIGHT) - INDEX_SPACE;
+    const across = (width - INDEX_SPACE - 2) / heads;
+    cell = Math.max(Math.floor(Math.min(across, tallest / layers)), MIN_CELL);
+    wideCell = Math.max(Math.floor(Math.min(across, WIDEST * cell)), MIN_CELL);
+    const wide = INDEX_SPACE + wideCell * heads + 2;
     const high = INDEX_SPACE + cell * layers + 2;
     const ratio = window.devicePixelRatio || 1;
     canvas.style.width = `${wide}px`;
@@ -146,6 +151,7 @@ export default function headGrid({ data, parentElement, setTriggerValue }) {
     const accent = style.getPropertyValue("--st-primary-color");
     const line = style.getPropertyValue("--st-border-color");
     const inner = cell - (cell > 14 ? 2 : 1);
+    const innerWide = wideCell - (cell > 14 ? 2 : 1);
     context.imageSmoothingEnabled = Math.max(rows, columns) > inner * ratio;
     context.imageSmoothingQuality = "high";
     context.font = `11px ${style.fontFamily}`;
@@ -159,36 +165,37 @@ export default function headGrid({ data, parentElement, setTriggerValue }) {
       if (layer % every === 0) context.fillText(layer, INDEX_SPACE / 2 - 1, y + inner / 2);
       context.globalAlpha = 1;
       for (let head = 0; head < heads; head += 1) {
-        const x = INDEX_SPACE + head * cell;
+        const x = INDEX_SPACE + head * wideCell;
         const value = pixels[(layer * heads + head) * rows * columns];
         if (header.undefined !== null && value === header.undefined) {
           context.strokeStyle = line;
           context.lineWidth = 1;
-          context.strokeRect(x + 0.5, y + 0.5, inner - 1, inner - 1);
+          context.strokeRect(x + 0.5, y + 0.5, innerWide - 1, inner - 1);
           context.beginPath();
           context.moveTo(x, y + inner);
-          context.lineTo(x + inner, y);
+          context.lineTo(x + innerWide, y);
           context.stroke();
         } else {
-          context.drawImage(sheet, head * columns, layer * rows, columns, rows, x, y, inner, inner);
+          const from = [head * columns, layer * rows, columns, rows];
+          context.drawImage(sheet, ...from, x, y, innerWide, inner);
           context.strokeStyle = line;
           context.lineWidth = 0.75;
-          context.strokeRect(x + 0.375, y + 0.375, inner - 0.75, inner - 0.75);
+          context.strokeRect(x + 0.375, y + 0.375, innerWide - 0.75, inner - 0.75);
         }
       }
     }
     context.fillStyle = text;
     for (let head = 0; head < heads; head += every) {
       context.globalAlpha = header.chosenHeads.includes(head) ? 1 : 0.62;
-      context.fillText(head, INDEX_SPACE + head * cell + inner / 2, INDEX_SPACE / 2);
+      context.fillText(head, INDEX_SPACE + head * wideCell + innerWide / 2, INDEX_SPACE / 2);
     }
     context.globalAlpha = 1;
     context.lineWidth = 2;
     context.strokeStyle = accent;
     for (const layer of header.chosenLayers) {
       for (const head of header.chosenHeads) {
-        context.strokeRect(INDEX_SPACE + head * cell - 1, INDEX_SPACE + layer * cell - 1,
-          inner + 2, inner + 2);
+        context.strokeRect(INDEX_SPACE + head * wideCell - 1, INDEX_SPACE + layer * cell - 1,
+          innerWide + 2, inner + 2);
       }
     }
     const [layer, head] = parts.cursor;
@@ -196,8 +203,8 @@ export default function headGrid({ data, parentElement, setTriggerValue }) {
     if (focused && place !== parts.cursor.join()) {
       context.setLineDash([3, 2]);
       context.strokeStyle = text;
-      context.strokeRect(INDEX_SPACE + head * cell - 1, INDEX_SPACE + layer * cell - 1,
-        inner + 2, inner + 2);
+      context.strokeRect(INDEX_SPACE + head * wideCell - 1, INDEX_SPACE + layer * cell - 1,
+        innerWide + 2, inner + 2);
       context.setLineDash([]);
     }
   }
@@ -208,7 +215,7 @@ export default function headGrid({ data, parentElement, setTriggerValue }) {
 
   function at(event) {
     const box = canvas.getBoundingClientRect();
-    const head = Math.floor((event.clientX - box.left - INDEX_SPACE) / cell);
+    const head = Math.floor((event.clientX - box.left - INDEX_SPACE) / wideCell);
     const layer = Math.floor((event.clientY - box.top - INDEX_SPACE) / cell);
     return layer >= 0 && layer < layers && head >= 0 && head < heads ? [layer, head] : null;
   }
@@ -283,7 +290,7 @@ export default function headGrid({ data, parentElement, setTriggerValue }) {
       ];
       live.textContent = tipOf(parts.cursor).join(", ");
       const box = canvas.getBoundingClientRect();
-      const x = box.left + INDEX_SPACE + (parts.cursor[1] + 1) * cell - 8;
+      const x = box.left + INDEX_SPACE + (parts.cursor[1] + 1) * wideCell - 8;
       const y = box.top + INDEX_SPACE + (parts.cursor[0] + 1) * cell - 8;
       showTip(parts.cursor, x, y);
       redraw();

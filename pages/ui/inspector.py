@@ -1,7 +1,5 @@
 """What one token looks at, who looks at it, and the figures of the chosen head."""
 
-import math
-
 import numpy as np
 import pandas as pd
 import streamlit as st
@@ -10,6 +8,7 @@ from core.results import AttentionResult, FloatArray, MapResult, Token
 from pages.ui import map_panel, quantities, session
 from pages.ui.captured import Shown
 from pages.ui.i18n import Words
+from pages.ui.messages import literal
 from pages.ui.session import current_view
 from pages.ui.token_chips import Axis, ChipLine, chip_data, show_chips
 
@@ -24,6 +23,7 @@ SHARES = frozenset(
         "block_coverage",
         "uniform_rows",
         "induction_score",
+        "sink_logit_mass",
     }
 )
 """Metrics that are shares of a weight or of rows, printed as percentages."""
@@ -141,16 +141,14 @@ def metrics_table(attention: AttentionResult, layer: int, head: int, words: Word
     for name, values in attention.metrics.items():
         wide = np.asarray(values, dtype=np.float64)
         known = wide[np.isfinite(wide)]
-        spread = "–"
-        if known.size:
-            spread = f"{_figure(name, float(known.min()))} – {_figure(name, float(known.max()))}"
+        if not known.size:
+            continue
+        spread = f"{_figure(name, float(known.min()))} – {_figure(name, float(known.max()))}"
         rows.append(
             {
                 words("attention.metrics.name"): words.metric(name),
                 words("attention.metrics.value"): _figure(name, float(wide[layer, head])),
-                words("attention.metrics.median"): _figure(
-                    name, float(np.median(known)) if known.size else math.nan
-                ),
+                words("attention.metrics.median"): _figure(name, float(np.median(known))),
                 words("attention.metrics.range"): spread,
                 words("attention.metrics.meaning"): words.metric_help(name),
             }
@@ -172,4 +170,7 @@ def metrics_panel(attention: AttentionResult, words: Words) -> None:
     place = map_panel.chosen_place(attention)
     table = metrics_table(attention, place.layer or 0, place.head or 0, words)
     st.dataframe(table, hide_index=True, key="attention.metrics", height="content")
-    st.caption(words("attention.metrics.note"))
+    missing = [n for n, v in attention.metrics.items() if not np.isfinite(v).any()]
+    if missing:
+        names = ", ".join(words.metric(n) for n in missing)
+        st.caption(literal(words("attention.metrics.note", names=names)))

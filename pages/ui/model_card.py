@@ -152,7 +152,7 @@ def next_cards(attention: AttentionResult, words: Words, page: object) -> None:
         params = {k: v for k, v in view_params(view).items() if k != "view"}
         cards.append((name, text, params | place))
     for column, (name, text, params) in zip(st.columns(len(cards)), cards, strict=True):
-        with column, st.container(border=True, key=f"overview.card.{name}"):
+        with column, st.container(border=True, height="stretch", key=f"overview.card.{name}"):
             st.markdown(f"**{words(f'overview.card.{name}')}**")
             st.caption(text)
             st.page_link(

@@ -20,7 +20,10 @@ def share(value: float) -> str:
     if not math.isfinite(value):
         return "–"
     percent = 100 * value
-    return "0 %" if percent == 0 else f"{significant(percent)} %"
+    if 0 < percent < 0.01:
+        return "< 0.01 %"
+    text = "100" if percent >= 99.95 else significant(percent)
+    return f"{text} %"
 
 
 def duration(seconds: float) -> str:

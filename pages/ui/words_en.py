@@ -162,7 +162,7 @@ ENGLISH: dict[str, str] = {
     "attention.metrics.median": "Median of all heads",
     "attention.metrics.range": "Smallest – largest",
     "attention.metrics.meaning": "What it says",
-    "attention.metrics.note": "–: not defined here, most often because the text is too short.",
+    "attention.metrics.note": "Not defined for this text or this model, so left out: {names}.",
     "attention.metrics.mean": "These are figures of single heads; choose one head to see its own.",
     # Chips
     "chips.title": "Token by token",
@@ -220,8 +220,8 @@ ENGLISH: dict[str, str] = {
     "backend.tap": "watching the softmax",
     "fact.unknown": "not known",
     "overview.tokens": "Tokens as the model sees them",
-    "overview.tokens.how": "How to read this: the text above was cut into these {count} pieces. "
-    "Grey ones were added by the model.",
+    "overview.tokens.how": "How to read this: the text was cut into these {count} pieces. Grey "
+    "and slanted ones stand for no text of yours.",
     "overview.tokens.table": "Ids and places in the text",
     "overview.tokens.index": "Index",
     "overview.tokens.token": "Token",
@@ -284,6 +284,8 @@ ENGLISH: dict[str, str] = {
     "metric.padding_leak.help": "Largest weight on padding.",
     "metric.non_finite": "Not finite",
     "metric.non_finite.help": "Count of NaN and infinite values.",
+    "metric.sink_logit_mass": "On the sink logit",
+    "metric.sink_logit_mass.help": "Share that a learnt sink takes away from all tokens.",
     # Patterns
     "pattern.sink": "sink",
     "pattern.previous": "looks one back",

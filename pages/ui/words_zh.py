@@ -156,7 +156,7 @@ CHINESE: dict[str, str] = {
     "attention.metrics.median": "所有头的中位数",
     "attention.metrics.range": "最小 – 最大",
     "attention.metrics.meaning": "含义",
-    "attention.metrics.note": "–：此处没有定义，多半是文本太短。",
+    "attention.metrics.note": "这段文本或这个模型上没有定义，因此未列出：{names}。",
     "attention.metrics.mean": "这些是单个头的数值；选“单个头”即可查看。",
     # Chips
     "chips.title": "逐词查看",
@@ -214,7 +214,7 @@ CHINESE: dict[str, str] = {
     "backend.tap": "旁观 softmax",
     "fact.unknown": "未知",
     "overview.tokens": "模型眼中的词元",
-    "overview.tokens.how": "怎么看：文本被切成这 {count} 个词元。灰色的是模型自己加上的。",
+    "overview.tokens.how": "怎么看：文本被切成这 {count} 个词元。灰色斜体的不对应原文。",
     "overview.tokens.table": "编号与原文位置",
     "overview.tokens.index": "序号",
     "overview.tokens.token": "词元",
@@ -272,6 +272,8 @@ CHINESE: dict[str, str] = {
     "metric.padding_leak.help": "放在填充上的最大权重。",
     "metric.non_finite": "非有限值",
     "metric.non_finite.help": "NaN 与无穷的个数。",
+    "metric.sink_logit_mass": "汇聚项占比",
+    "metric.sink_logit_mass.help": "学到的汇聚项从所有词元那里拿走的份额。",
     # Patterns
     "pattern.sink": "汇聚",
     "pattern.previous": "看前一个",
