@@ -79,7 +79,7 @@ def fake_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 def slow_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The app on a fake service that takes its time."""
     folder = tmp_path_factory.mktemp("slow")
-    with serve("tests/browser/app_fake.py", folder, FAKE_STEP_S="0.4") as address:
+    with serve("tests/browser/app_fake.py", folder, FAKE_STEP_S="1.0") as address:
         yield address
 
 
