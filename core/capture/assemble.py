@@ -34,10 +34,13 @@ def assemble(
     }
     undefined = np.full_like(metrics["max_weight"], np.nan)
     metrics["block_coverage"] = undefined.copy()
-    if blocks and record.kind != "cross" and record.store and record.visibility:
+    if blocks and record.kind != "cross" and record.store:
         store: AttentionStore = record.store
         metrics["block_coverage"] = np.stack(
-            [block_coverage(store, i, layer, record.visibility) for i, layer in enumerate(layers)]
+            [
+                block_coverage(store, i, layer, record.visibilities[i])
+                for i, layer in enumerate(layers)
+            ]
         )
     metrics["output_norm_ratio"] = _ratios(record, undefined)
     metrics["induction_score"] = undefined.copy()

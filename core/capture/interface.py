@@ -65,7 +65,7 @@ class InterfaceCollector:
             else:
                 output[text, q0:q1] = streamed.output
             record.layers.append(statistics.close())
-            record.visibility = visibility
+            record.visibilities.append(visibility)
             mass = streamed.sink_mass
             record.sink_masses.append(None if mass is None else mass.mean(1).cpu())
             record.output_norms.append(None)

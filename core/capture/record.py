@@ -52,6 +52,7 @@ class StackRecord:
         output_norms: [layer] of [head] Frobenius norms of each head's share of the output
             projection, None where the projection was not recognised.
         sink_masses: [layer] of [head] mean weight on a sink logit, None without one.
+        visibilities: [layer], one object where layers share a mask.
         hidden: hidden states [layer + 1, token, d_model] when asked for.
     """
 
@@ -65,7 +66,7 @@ class StackRecord:
     sink_masses: list[Tensor | None] = field(default_factory=list)
     integrity: list[dict[str, Tensor]] = field(default_factory=list)
     store: QueryKeyStore | MapStore | None = None
-    visibility: TextVisibility | None = None
+    visibilities: list[TextVisibility] = field(default_factory=list)
     hidden: Tensor | None = None
 
 

@@ -75,7 +75,7 @@ def record_maps(
             listener.add_tile((r0, r1), block, tile, *_logs(tile, block))
         record.layers.append(statistics.close())
         record.integrity.append(_integrity(maps[text], (q0, q1), (k0, k1), visibility.mask))
-        record.visibility = visibility
+        record.visibilities.append(visibility)
         record.sink_masses.append(None)
         record.output_norms.append(None)
         if options.keep_maps:
