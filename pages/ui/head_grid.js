@@ -190,14 +190,19 @@ export default function headGrid({ data, parentElement, setTriggerValue }) {
       context.fillText(head, INDEX_SPACE + head * wideCell + innerWide / 2, INDEX_SPACE / 2);
     }
     context.globalAlpha = 1;
-    context.lineWidth = 2;
-    context.strokeStyle = accent;
-    for (const layer of header.chosenLayers) {
-      for (const head of header.chosenHeads) {
-        context.strokeRect(INDEX_SPACE + head * wideCell - 1, INDEX_SPACE + layer * cell - 1,
-          innerWide + 2, inner + 2);
+    // Two strokes, so that the outline shows on cells of any colour.
+    const ground = style.getPropertyValue("--st-background-color");
+    for (const [colour, thick] of [[ground, 5], [dark ? text : accent, 2]]) {
+      context.lineWidth = thick;
+      context.strokeStyle = colour;
+      for (const layer of header.chosenLayers) {
+        for (const head of header.chosenHeads) {
+          context.strokeRect(INDEX_SPACE + head * wideCell - 1, INDEX_SPACE + layer * cell - 1,
+            innerWide + 2, inner + 2);
+        }
       }
     }
+    context.lineWidth = 2;
     const [layer, head] = parts.cursor;
     const focused = root.getRootNode().activeElement === canvas;
     if (focused && place !== parts.cursor.join()) {
