@@ -13,7 +13,8 @@ from torch import Tensor, nn
 
 from core.capture.statistics import HeadStatistics, LayerStatistics, StatisticsOptions
 from core.capture.store import MapStore, QueryKeyStore
-from core.capture.visibility import Block, Mask, TextVisibility
+from core.capture.streaming import Tile
+from core.capture.visibility import Mask, TextVisibility
 from core.errors import UnsupportedModelError
 from core.results import Kind
 
@@ -81,17 +82,10 @@ class Reporting:
         self.text = text
         self.n_texts = n_texts
 
-    def add_tile(
-        self,
-        rows: Span,
-        block: Block,
-        weights: Tensor,
-        log_weights: Tensor,
-        scratch: Tensor,
-    ) -> None:
+    def add_tile(self, tile: Tile) -> None:
         """Takes one tile (see `streaming.TileListener`)."""
-        self.statistics.add_tile(rows, block, weights, log_weights, scratch)
-        part = rows[1] / self.statistics.n_queries
+        self.statistics.add_tile(tile)
+        part = tile.rows[1] / self.statistics.n_queries
         self.recorder.report((self.text + part) / self.n_texts)
 
 

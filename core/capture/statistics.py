@@ -12,11 +12,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from core.capture.visibility import Block, TextVisibility
+from core.capture.streaming import Tile, row_dots
+from core.capture.visibility import TextVisibility
 from core.limits import OVERVIEW_SIZE
 
 JS_EXACT_TOKENS = 512
 JS_SAMPLED_ROWS = 256
+JS_BLOCK = 16384
 UNIFORM_MIN_KEYS = 8
 UNIFORM_ENTROPY = 0.98
 SINK_WEIGHT = 0.3
@@ -94,12 +96,16 @@ class HeadStatistics:
         self.distance = torch.zeros(per_row, device=device)
         self.near = {o: torch.zeros(per_row, device=device) for o in (-1, 0, 1)}
         self.column_sums = torch.zeros(n_heads, self.n_keys, dtype=torch.float64, device=device)
-        self.products = torch.zeros(n_heads + 1, n_heads + 1, dtype=torch.float64, device=device)
+        self.basis = _basis(n_heads).float().to(device)
+        self.products = torch.zeros(n_heads, n_heads, dtype=torch.float64, device=device)
+        self.lse_sum = torch.zeros(n_heads, dtype=torch.float64, device=device)
         self.cross = torch.zeros(n_heads, n_heads, dtype=torch.float64, device=device)
         self.mixtures = torch.zeros(n_heads, n_heads, dtype=torch.float64, device=device)
         self.js_entropy = torch.zeros(n_heads, dtype=torch.float64, device=device)
         self.non_finite = torch.zeros(n_heads, dtype=torch.long, device=device)
         self.sampled = self._sample_rows()
+        rows_at_once = max(1, min(tile_rows, JS_BLOCK // self.n_keys))
+        self.rooms = torch.empty(3, n_heads, rows_at_once, self.n_keys)
         self.overview: Tensor | None = None
         if options.overview:
             cells_q = min(options.overview, self.n_queries)
@@ -115,86 +121,91 @@ class HeadStatistics:
         picked = (2 * torch.arange(JS_SAMPLED_ROWS) + 1) * len(rows) // (2 * JS_SAMPLED_ROWS)
         return rows[picked.to(rows.device)]
 
-    def add_tile(
-        self,
-        rows: tuple[int, int],
-        block: Block,
-        weights: Tensor,
-        log_weights: Tensor,
-        scratch: Tensor,
-    ) -> None:
+    def add_tile(self, tile: Tile) -> None:
         """Takes one tile (see `streaming.TileListener`)."""
-        r0, r1 = rows
-        # Whole passes over a tile in the cache cost a twentieth of a thin matrix product here.
-        self.entropy[:, r0:r1] = -torch.mul(weights, log_weights, out=scratch[:-1]).sum(-1)
+        (r0, r1), weights = tile.rows, tile.weights
+        # -sum P log P, where log P = score - lse and the weights of a row sum to 1.
+        self.entropy[:, r0:r1] = tile.log_sum_exp - row_dots(weights, tile.scores)
         self.highest[:, r0:r1] = weights.amax(-1)
-        if block.all_see_several:
-            sums = weights.sum(1)
-        else:
-            sums = torch.matmul(self.several[r0:r1].float(), weights)
-        self.column_sums[:, slice(*block.keys)] += sums
-        if self.is_self_attention:
-            self._add_distances(rows, block, weights, scratch)
+        pooled = None
         if self.overview is not None:
-            self._add_overview(self.overview, rows, block, weights)
+            pooled = self._add_overview(self.overview, tile)
+        if not tile.block.all_see_several:
+            sums = torch.matmul(self.several[r0:r1].float(), weights)
+        else:
+            sums = (weights if pooled is None else pooled).sum(1)
+        self.column_sums[:, slice(*tile.block.keys)] += sums
+        if self.is_self_attention:
+            self._add_distances(tile)
         if self.options.pairs:
-            self._add_pairs(rows, weights, log_weights, scratch)
+            self._add_pairs(tile)
+            if self.options.js:
+                self._add_mixtures(tile)
 
-    def _add_distances(
-        self, rows: tuple[int, int], block: Block, weights: Tensor, scratch: Tensor
-    ) -> None:
-        (r0, r1), (k0, k1) = rows, block.keys
-        query = torch.arange(r0, r1, device=weights.device) + self.offset
-        key = torch.arange(k0, k1, device=weights.device)
-        apart = (query[:, None] - key).abs().float()
-        self.distance[:, r0:r1] = torch.mul(weights, apart, out=scratch[:-1]).sum(-1)
+    def _add_distances(self, tile: Tile) -> None:
+        (r0, r1), (k0, k1), weights = tile.rows, tile.block.keys, tile.weights
+        query = torch.arange(r0, r1, device=weights.device).float() + self.offset
+        key = torch.arange(k0, k1, device=weights.device).float()
+        self.distance[:, r0:r1] = row_dots(weights, (query[:, None] - key).abs_())
         for offset, store in self.near.items():
             shift = r0 + self.offset + offset - k0
             diagonal = weights.diagonal(shift, 1, 2)
             first = r0 + max(0, -shift)
             store[:, first : first + diagonal.shape[-1]] = diagonal
 
-    def _add_overview(
-        self, overview: Tensor, rows: tuple[int, int], block: Block, weights: Tensor
-    ) -> None:
-        """Adds sums over the cells of `cell_edges`; `close` divides by their size."""
-        (r0, r1), (k0, k1) = rows, block.keys
+    def _add_overview(self, overview: Tensor, tile: Tile) -> Tensor | None:
+        """Adds sums over the cells of `cell_edges`; `close` divides by their size.
+
+        Returns:
+            [head, cell, key] sums over the rows of each cell, None where a cell is a token.
+        """
+        (r0, r1), (k0, k1), weights = tile.rows, tile.block.keys, tile.weights
         _, cells_q, cells_k = overview.shape
         if (cells_q, cells_k) == (self.n_queries, self.n_keys):
             overview[:, r0:r1, k0:k1] = weights
-            return
+            return None
         first, stop = cell_of(r0, self.n_queries, cells_q), cell_of(r1 - 1, self.n_queries, cells_q)
         edges = cell_edges(self.n_queries, cells_q)[first : stop + 2].to(weights.device)
         row = torch.arange(r0, r1, device=weights.device)
         member = (row >= edges[:-1, None]) & (row < edges[1:, None])
-        sums = torch.nn.functional.pad(torch.matmul(member.float(), weights).cumsum(2), (1, 0))
-        inside = cell_edges(self.n_keys, cells_k).clamp(k0, k1).to(weights.device) - k0
-        overview[:, first : stop + 1] += sums.index_select(2, inside).diff(dim=2)
+        pooled = torch.matmul(member.float(), weights)
+        first_k, stop_k = cell_of(k0, self.n_keys, cells_k), cell_of(k1 - 1, self.n_keys, cells_k)
+        starts = cell_edges(self.n_keys, cells_k)[first_k : stop_k + 1].clamp_min(k0) - k0
+        overview[:, first : stop + 1, first_k : stop_k + 1] += cell_sums(pooled, starts)
+        return pooled
 
-    def _add_pairs(
-        self, rows: tuple[int, int], weights: Tensor, log_weights: Tensor, scratch: Tensor
-    ) -> None:
-        r0, r1 = rows
-        n_heads = len(weights)
-        # Products of the maps less their mean, with the mean as one more row: heads of a layer
-        # are alike, and the small difference of two large products would be lost in float32.
-        torch.mean(weights, 0, out=scratch[-1])
-        torch.sub(weights, scratch[-1], out=scratch[:-1])
-        centred = scratch.view(n_heads + 1, -1)
-        self.products += centred @ centred.T
-        self.cross += weights.view(n_heads, -1) @ log_weights.view(n_heads, -1).T
-        if not self.options.js:
-            return
+    def _add_pairs(self, tile: Tile) -> None:
+        """Adds products of all pairs of maps, and of maps with scores.
+
+        Heads of a layer are alike, and the small difference of two large products would be lost in
+        float32: the maps are first turned into their mean and the contrasts to it (`_basis`).
+        """
+        (r0, r1), n_heads = tile.rows, self.n_heads
+        turned = tile.scratch.view(n_heads, -1)
+        torch.mm(self.basis, tile.weights.view(n_heads, -1), out=turned)
+        # A product for each row: short sums keep float32 exact enough; rows are added in float64.
+        products = torch.bmm(tile.scratch.transpose(0, 1), tile.joint.permute(1, 2, 0))
+        self.products += products[:, :, :n_heads].sum(0, dtype=torch.float64)
+        with_scores, log_sum_exp = products[:, :, n_heads:], tile.log_sum_exp
+        if not tile.block.all_see_several:
+            rows = self.several[r0:r1]
+            with_scores, log_sum_exp = with_scores[rows], log_sum_exp[:, rows]
+        self.cross += with_scores.sum(0, dtype=torch.float64)
+        self.lse_sum += log_sum_exp.sum(1, dtype=torch.float64)
+
+    def _add_mixtures(self, tile: Tile) -> None:
+        """Adds s log2 s of the sums s = P_i + P_j of all pairs of heads, on the sampled rows."""
+        r0, r1 = tile.rows
         wanted = self.sampled[(self.sampled >= r0) & (self.sampled < r1)]
         if not len(wanted):
             return
         self.js_entropy += self.entropy[:, wanted].double().sum(1)
+        weights = tile.weights
         if len(wanted) < r1 - r0:
             weights = weights.index_select(1, wanted - r0)
-        picked = weights.reshape(n_heads, -1) + TINY
-        for i in range(n_heads - 1):
-            total = picked[i] + picked[i + 1 :]
-            self.mixtures[i, i + 1 :] += log2(total).mul_(total).sum(1)
+        # A few rows at a time, so that the sums of a head with all others stay in the cache.
+        for some in torch.split(weights, self.rooms.shape[2], dim=1):
+            self.mixtures += mixture_sums(some, self.rooms)
 
     def close(self) -> LayerStatistics:
         """Returns the figures of the layer."""
@@ -284,11 +295,13 @@ class HeadStatistics:
 
     def _pairs(self) -> dict[str, Array]:
         n_heads = self.n_heads
+        # Back from the basis, as it was rounded to float32, to heads and to heads less their mean.
+        back = np.linalg.inv(self.basis.double().cpu().numpy())
+        less_mean = back - back.mean(0)
         products = self.products.cpu().numpy()
         products = (products + products.T) / 2
-        centred, with_mean, mean = products[:-1, :-1], products[:-1, -1], products[-1, -1]
-        gram = centred + with_mean[:, None] + with_mean[None, :] + mean
-        cross = self.cross.cpu().numpy()
+        gram, centred = (m @ products @ m.T for m in (back, less_mean))
+        cross = back @ self.cross.cpu().numpy() - self.lse_sum.cpu().numpy()
         n_rows = int(self.several.sum())
         kl = (np.diag(cross)[:, None] - cross) / n_rows if n_rows else np.full_like(gram, np.nan)
         out = {"cosine": _cosine(gram, np.diag(gram)), "cosine_centred": _centred(centred, gram)}
@@ -321,11 +334,52 @@ def cell_of(position: int, n: int, cells: int) -> int:
     return ((position + 1) * cells - 1) // n
 
 
-def log2(values: Tensor) -> Tensor:
-    """Returns log2 of a float32 tensor; on the CPU through numpy, four times faster there."""
-    if values.device.type != "cpu":
-        return values.log2()
-    return torch.from_numpy(np.log2(values.numpy()))
+def mixture_sums(weights: Tensor, rooms: Tensor) -> Tensor:
+    """Returns [head, head], float64: sums of s log2 s, s = P_i + P_j, above the diagonal.
+
+    On the CPU through numpy, whose log2 takes a quarter of the time of torch's.
+
+    Args:
+        weights: [head, row, key].
+        rooms: [3, head, row or more, key or more] on the CPU, free to use.
+    """
+    n_heads, n_rows, n_keys = weights.shape
+    sums = torch.zeros(n_heads, n_heads, dtype=torch.float64, device=weights.device)
+    if weights.device.type != "cpu":
+        for i in range(n_heads - 1):
+            mixed = weights[i] + weights[i + 1 :] + TINY
+            sums[i, i + 1 :] = (mixed * mixed.log2()).sum((1, 2), dtype=torch.float64)
+        return sums
+    heads, mixtures, logs = rooms[:, :, :n_rows, :n_keys].numpy()
+    with np.errstate(all="ignore"):
+        np.add(weights.numpy(), np.float32(TINY), out=heads)
+        for i in range(n_heads - 1):
+            mixed = np.add(heads[i], heads[i + 1 :], out=mixtures[i + 1 :])
+            log = np.log2(mixed, out=logs[i + 1 :])
+            sums[i, i + 1 :] = torch.from_numpy(np.vecdot(mixed, log).sum(1, dtype=np.float64))
+    return sums
+
+
+def cell_sums(values: Tensor, starts: Tensor) -> Tensor:
+    """Returns sums over cells of the last axis.
+
+    Args:
+        values: [..., key].
+        starts: [cell] first key of each cell, ascending from 0.
+    """
+    if values.device.type == "cpu":
+        return torch.from_numpy(np.add.reduceat(values.numpy(), starts.numpy(), axis=-1))
+    sizes = starts.diff(append=torch.tensor([values.shape[-1]])).to(values.device)
+    cell = torch.arange(len(starts), device=values.device).repeat_interleave(sizes)
+    return values.new_zeros(*values.shape[:-1], len(starts)).index_add_(-1, cell, values)
+
+
+def _basis(n_heads: int) -> Tensor:
+    """Returns [head, head], float64, orthonormal rows: the mean of the heads, then contrasts."""
+    start = torch.eye(n_heads, dtype=torch.float64)
+    start[:, 0] = 1
+    basis: Tensor = torch.linalg.qr(start)[0].T
+    return basis
 
 
 def _mean(values: Tensor) -> Tensor:

@@ -5,9 +5,11 @@ the values; whoever listens (`TileListener`) sees the weights of the tile before
 Statistics are taken in float32 whatever the model's dtype.
 """
 
+import math
 from dataclasses import dataclass
 from typing import Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -16,8 +18,11 @@ from core.capture.visibility import Block, TextVisibility
 HIDDEN_SCORE = -1e30
 """Finite, so that 0 * score is 0 where -inf would give NaN; exp() of it is exactly 0."""
 
-TILE_BYTES = 4 * 1024**2
-"""Size of one tile at N = 2048. Larger tiles leave the cache, smaller ones re-read the keys."""
+TILE_ROWS = 128
+"""Query rows of a tile. Products with the keys are a tenth cheaper from 128 rows on."""
+
+TILE_BYTES = 24 * 1024**2
+"""Most bytes of one tile; a pass works on three of them."""
 
 
 @dataclass(frozen=True)
@@ -61,26 +66,42 @@ class ScoreRule:
         return result
 
 
+@dataclass(frozen=True)
+class Tile:
+    """All heads of some query rows, seen once and then overwritten.
+
+    Attributes:
+        rows: [start, stop) of the queries.
+        block: their visibility; the tile's keys are block.keys.
+        weights: [head, row, key], rows sum to 1 (0 where a query sees nothing).
+        joint: [2 * head, row, key]: room that is free to use, then the scores. The two lie side
+            by side so that one product can read both.
+        log_sum_exp: [head, row]; log weights are scores - log_sum_exp, in nats. Scores of hidden
+            keys are about -1e30, finite; rows that see nothing have 0.
+    """
+
+    rows: tuple[int, int]
+    block: Block
+    weights: Tensor
+    joint: Tensor
+    log_sum_exp: Tensor
+
+    @property
+    def scratch(self) -> Tensor:
+        """[head, row, key], free to use."""
+        return self.joint[: len(self.weights)]
+
+    @property
+    def scores(self) -> Tensor:
+        """[head, row, key]."""
+        return self.joint[len(self.weights) :]
+
+
 class TileListener(Protocol):
     """Sees the weights of each tile once."""
 
-    def add_tile(
-        self,
-        rows: tuple[int, int],
-        block: Block,
-        weights: Tensor,
-        log_weights: Tensor,
-        scratch: Tensor,
-    ) -> None:
-        """Takes one tile.
-
-        Args:
-            rows: [start, stop) of the queries.
-            block: their visibility; the tile's keys are block.keys.
-            weights: [head, row, key], rows sum to 1 (0 where a query sees nothing).
-            log_weights: the same in nats; finite everywhere, about -1e30 for hidden keys.
-            scratch: [head + 1, row, key], a buffer free to use.
-        """
+    def add_tile(self, tile: Tile) -> None:
+        """Takes one tile."""
 
 
 @dataclass(frozen=True)
@@ -99,9 +120,21 @@ class Streamed:
 
 
 def rows_per_tile(n_heads: int, n_keys: int) -> int:
-    """Returns how many query rows one tile holds: TILE_BYTES, more above 2048 keys."""
-    size = TILE_BYTES * max(1.0, n_keys / 2048)
-    return max(16, int(size / (4 * n_heads * n_keys)))
+    """Returns how many query rows one tile holds."""
+    most = TILE_BYTES // (4 * n_heads * n_keys)
+    # A short text goes in one tile as large as those of a long one.
+    return max(16, min(most, max(TILE_ROWS, TILE_ROWS * 2048 // n_keys)))
+
+
+def row_dots(left: Tensor, right: Tensor) -> Tensor:
+    """Returns sums over the last axis of left * right, shapes broadcast, float32.
+
+    On the CPU through numpy: torch writes the products out first, at three times the cost.
+    """
+    if left.device.type != "cpu":
+        return (left * right).sum(-1)
+    with np.errstate(all="ignore"):
+        return torch.from_numpy(np.vecdot(left.numpy(), right.numpy()))
 
 
 def stream_attention(
@@ -128,16 +161,17 @@ def stream_attention(
     log_sum_exp = torch.empty(n_heads, n_queries, device=query.device)
     sink_mass = None if rule.sink is None else torch.empty_like(log_sum_exp)
     most = step * n_keys
-    buffers = [torch.empty(n * most, device=query.device) for n in (n_heads, n_heads, n_heads + 1)]
+    weights_buffer = torch.empty(n_heads * most, device=query.device)
+    joint_buffer = torch.empty(2 * n_heads * most, device=query.device)
     for r0 in range(0, n_queries, step):
         r1 = min(r0 + step, n_queries)
         block = visibility.block(r0, r1)
         k0, k1 = block.keys
         shape = (n_heads, r1 - r0, k1 - k0)
-        size = (r1 - r0) * (k1 - k0)
-        weights, scores, scratch = (b[: len(b) // most * size] for b in buffers)
-        weights, scores = weights.view(shape), scores.view(shape)
-        scratch = scratch.view(n_heads + 1, r1 - r0, k1 - k0)
+        size = math.prod(shape)
+        weights = weights_buffer[:size].view(shape)
+        joint = joint_buffer[: 2 * size].view(2 * n_heads, *shape[1:])
+        scores = joint[n_heads:]
         rule.scores(query[:, r0:r1], key32[:, k0:k1], slice(r0, r1), slice(k0, k1), out=scores)
         if block.hidden is not None:
             c0, c1 = block.masked
@@ -146,10 +180,11 @@ def stream_attention(
         # log-sum-exp; the largest weight is exp(largest score - lse), which gives it back.
         torch.softmax(scores, -1, out=weights)
         row_lse = scores.amax(-1) - weights.amax(-1).log()
-        log_sum_exp[:, r0:r1] = row_lse
-        scores.sub_(row_lse[..., None])
         if block.has_blind_rows:
-            weights[:, block.n_visible == 0] = 0
+            blind = block.n_visible == 0
+            weights[:, blind] = 0
+            row_lse[:, blind] = 0
+        log_sum_exp[:, r0:r1] = row_lse
         tile_out = torch.bmm(weights.view(n_kv, -1, k1 - k0), value32[:, k0:k1])
         tile_out = tile_out.view(n_heads, r1 - r0, value_dim)
         if rule.sink is not None and sink_mass is not None:
@@ -159,7 +194,7 @@ def stream_attention(
             tile_out = tile_out * kept[..., None]
         output[r0:r1] = tile_out.transpose(0, 1)
         if listener is not None:
-            listener.add_tile((r0, r1), block, weights, scores, scratch)
+            listener.add_tile(Tile((r0, r1), block, weights, joint, row_lse))
     return Streamed(output, log_sum_exp, sink_mass)
 
 

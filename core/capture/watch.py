@@ -19,7 +19,7 @@ from transformers import PreTrainedModel
 from core.capture.record import Recorder, Reporting
 from core.capture.statistics import TINY, HeadStatistics
 from core.capture.store import MapStore
-from core.capture.streaming import HIDDEN_SCORE, rows_per_tile
+from core.capture.streaming import HIDDEN_SCORE, Tile, rows_per_tile
 from core.capture.visibility import Block, CausalMask, Mask
 from core.errors import TooLargeError
 
@@ -72,7 +72,7 @@ def record_maps(
             r1 = min(r0 + step, q1 - q0)
             block = visibility.block(r0, r1)
             tile = weights[:, r0:r1, slice(*block.keys)].contiguous()
-            listener.add_tile((r0, r1), block, tile, *_logs(tile, block))
+            listener.add_tile(_tile((r0, r1), block, tile))
         record.layers.append(statistics.close())
         record.integrity.append(_integrity(maps[text], (q0, q1), (k0, k1), visibility.mask))
         record.visibilities.append(visibility)
@@ -92,13 +92,18 @@ def record_maps(
                 )
 
 
-def _logs(weights: Tensor, block: Block) -> tuple[Tensor, Tensor]:
-    """Returns (log weights, scratch); a weight of 0 counts as the smallest normal number."""
-    logs = weights.clamp_min(TINY).log_()
+def _tile(rows: tuple[int, int], block: Block, weights: Tensor) -> Tile:
+    """Returns a tile of weights whose scores are their logs.
+
+    A weight of 0 on a visible key counts as the smallest normal number.
+    """
+    n_heads = len(weights)
+    joint = weights.new_empty(2 * n_heads, *weights.shape[1:])
+    logs = torch.clamp_min(weights, TINY, out=joint[n_heads:]).log_()
     if block.hidden is not None:
         c0, c1 = block.masked
         logs[:, :, c0:c1].masked_fill_(block.hidden & (weights[:, :, c0:c1] == 0), HIDDEN_SCORE)
-    return logs, weights.new_empty(len(weights) + 1, *weights.shape[1:])
+    return Tile(rows, block, weights, joint, weights.new_zeros(n_heads, weights.shape[1]))
 
 
 def _integrity(

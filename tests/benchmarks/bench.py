@@ -67,14 +67,20 @@ def ways(model: Any, inputs: dict[str, Any]) -> dict[str, Callable[[], Any]]:
     return found
 
 
-def measure(work: Callable[[], Any], repeats: int) -> list[float]:
-    """Returns CPU seconds of each run after one warm-up."""
-    seconds = []
+def measure(works: dict[str, Callable[[], Any]], repeats: int) -> dict[str, list[float]]:
+    """Returns CPU seconds of each run after one warm-up; the ways take turns.
+
+    Other work on the machine slows all of them alike then, and the ratios stay true.
+    """
+    seconds: dict[str, list[float]] = {name: [] for name in works}
     for i in range(repeats + 1):
-        start = time.process_time()
-        work()
-        if i or repeats == 1:
-            seconds.append(time.process_time() - start)
+        for name, work in works.items():
+            start = time.process_time()
+            work()
+            if i or repeats == 1:
+                seconds[name].append(time.process_time() - start)
+        if repeats == 1:
+            break
     return seconds
 
 
@@ -121,8 +127,7 @@ def main() -> None:
             model = build(shape, length)
             inputs = {"input_ids": torch.randint(1000, 20000, (1, length))}
             base = 0.0
-            for name, work in ways(model, inputs).items():
-                runs = measure(work, options.repeats)
+            for name, runs in measure(ways(model, inputs), options.repeats).items():
                 middle = statistics.median(runs)
                 base = base or middle
                 line = f"{shape:11} N={length:5} {name:24} {middle:7.2f} s  {middle / base:5.2f}x"
