@@ -6,6 +6,7 @@ they may give up. When the one who computes is stopped, the next in line takes o
 
 import threading
 from collections.abc import Callable, Hashable
+from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
 from cachetools import LRUCache
@@ -14,50 +15,101 @@ Value = TypeVar("Value")
 WAIT_S = 0.1
 
 
-class ByteCache(Generic[Value]):
-    """Least recently used values, at most `budget_bytes` of them by their own account."""
+class _Leaving(LRUCache[Hashable, Value]):
+    """Hands on what it drops for want of room."""
 
-    def __init__(self, budget_bytes: int, size_of: Callable[[Value], int]) -> None:
+    def __init__(
+        self,
+        maxsize: int,
+        getsizeof: Callable[[Value], int],
+        leave: Callable[[Hashable, Value], None],
+    ) -> None:
+        super().__init__(maxsize, getsizeof)
+        self._leave = leave
+
+    def popitem(self) -> tuple[Hashable, Value]:
+        key, value = super().popitem()
+        self._leave(key, value)
+        return key, value
+
+
+@dataclass
+class _Turn:
+    """Who asks for one key that is not there yet."""
+
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    n_asking: int = 0
+
+
+class ByteCache(Generic[Value]):
+    """Least recently used values, at most `budget_bytes` of them by their own account.
+
+    Args:
+        spill: called with a value that no longer fits; it moves the value's bytes out of memory and
+            says whether it could.
+        spill_budget_bytes: most bytes of moved values; beyond it the least recently used are let
+            go. A moved value is answered like any other.
+    """
+
+    def __init__(
+        self,
+        budget_bytes: int,
+        size_of: Callable[[Value], int],
+        *,
+        spill: Callable[[Value], bool] | None = None,
+        spill_budget_bytes: int = 0,
+    ) -> None:
+        def capped(limit: int) -> Callable[[Value], int]:
+            # A value above the whole budget is kept alone: it was just asked for.
+            return lambda value: max(1, min(size_of(value), limit))
+
         self.budget_bytes = budget_bytes
-        self._size_of = size_of
-        self._values: LRUCache[Hashable, Value] = LRUCache(
-            budget_bytes, getsizeof=lambda value: max(1, min(size_of(value), budget_bytes))
+        self._spill = spill
+        self._values = _Leaving(budget_bytes, capped(budget_bytes), self._move)
+        self._spilled: LRUCache[Hashable, Value] = LRUCache(
+            max(1, spill_budget_bytes), capped(max(1, spill_budget_bytes))
         )
         self._guard = threading.Lock()
-        self._computing: dict[Hashable, threading.Lock] = {}
+        self._turns: dict[Hashable, _Turn] = {}
 
     def get(self, key: Hashable) -> Value | None:
         """Returns the value, now the most recently used, or None."""
         with self._guard:
-            return self._values.get(key)
+            found = self._values.get(key)
+            return self._spilled.get(key) if found is None else found
 
     def compute_once(
-        self, key: Hashable, compute: Callable[[], Value], waiting: Callable[[], None]
+        self, key: Hashable, compute: Callable[[], Value], waiting: Callable[[int], None]
     ) -> Value:
         """Returns the cached value or computes it; `waiting` is called while somebody else does.
 
         Whatever `compute` or `waiting` raises goes to the caller; nothing is cached then.
         """
-        while True:
-            with self._guard:
-                if (found := self._values.get(key)) is not None:
-                    return found
-                lock = self._computing.setdefault(key, threading.Lock())
-            if not lock.acquire(timeout=WAIT_S):
-                waiting()
-                continue
+        with self._guard:
+            turn = self._turns.setdefault(key, _Turn())
+            turn.n_asking += 1
+        try:
+            while not turn.lock.acquire(timeout=WAIT_S):
+                waiting(0)
             try:
-                with self._guard:
-                    if (found := self._values.get(key)) is not None:
-                        return found
-                value = compute()
-                with self._guard:
-                    # A value above the whole budget is kept alone: it was just asked for.
-                    self._values[key] = value
-                    self._computing.pop(key, None)
-                return value
+                found = self.get(key)
+                if found is None:
+                    found = compute()
+                    with self._guard:
+                        self._values[key] = found
+                return found
             finally:
-                lock.release()
+                turn.lock.release()
+        finally:
+            with self._guard:
+                turn.n_asking -= 1
+                if not turn.n_asking:
+                    del self._turns[key]
+
+    def _move(self, key: Hashable, value: Value) -> None:
+        # The guard is held: nobody finds the value in neither place, or half moved.
+        if self._spill is not None and self._spill(value):
+            self._spilled[key] = value
 
 
 class FairQueue:

@@ -12,8 +12,23 @@ MAX_TEXTS = 64
 MAX_GENERATED_TOKENS = 32
 """Length of a decoder's own continuation when no target text is given."""
 
+MAX_BATCH_TOKENS = 2048
+"""Tokens of one forward pass over several texts, padding included; a longer text goes alone."""
+
+MAX_AUDIO_S = 30
+"""Longest sound in seconds: what Whisper hears at once."""
+
+MAX_AUDIO_BYTES = 64 * MIB
+"""Largest sound file; 30 s of 32-bit stereo at 192 kHz are 46 MB."""
+
+MIN_AUDIO_RATE, MAX_AUDIO_RATE = 1_000, 192_000
+"""Samples a second of a sound file."""
+
 CAPTURE_CACHE_BYTES = 2 * GIB
 """Byte budget of the capture cache (q, k, log-sum-exp, statistics, maps of fallbacks)."""
+
+SPILL_BYTES = 8 * GIB
+"""Byte budget on disk of captures that no longer fit into the capture cache."""
 
 MODEL_CACHE_BYTES = 6 * GIB
 """Byte budget of loaded models; the least recently used one goes first."""

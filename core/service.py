@@ -4,39 +4,54 @@ It joins models, the capture engine and the cache: equal requests are computed o
 work is on the device at a time, and memory is forecast before a model runs.
 """
 
+import dataclasses
+import inspect
 import logging
 import resource
 import sys
-from collections.abc import Callable, Mapping, Sequence
+import tempfile
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 import numpy as np
 import psutil
 import torch
-from torch import nn
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
 
 from core.cache import ByteCache, FairQueue
 from core.capture.assemble import assemble
 from core.capture.engine import ForwardCapture, capture_forward
 from core.capture.record import CaptureOptions, StackRecord
 from core.capture.statistics import cell_edges
-from core.capture.store import mean_map
+from core.capture.store import MapStore, QueryKeyStore, mean_map
 from core.errors import BadInputError, HeadscopeError, InternalError, OutOfMemoryError
 from core.limits import (
     CAPTURE_CACHE_BYTES,
     GIB,
-    MAX_GENERATED_TOKENS,
+    MAX_BATCH_TOKENS,
     MAX_TEXTS,
     MIN_FREE_BYTES,
     MODEL_CACHE_BYTES,
+    SPILL_BYTES,
 )
+from core.models.audio import EncodedSound, encode_sound
 from core.models.catalogue import CATALOGUE
+from core.models.home import spill_folder
 from core.models.loading import LoadedModel, embedded_info, explain, load_model, wrap_module
 from core.models.prepare import prepare_model
 from core.models.sources import SourcePolicy
-from core.models.tokens import EncodedText, encode, encode_target, tokens_of
+from core.models.tokens import (
+    EncodedText,
+    encode,
+    encode_target,
+    generate_target,
+    padded,
+    tokens_of,
+)
 from core.results import (
     AttentionResult,
     CaptureRequest,
@@ -50,10 +65,12 @@ from core.results import (
     OverviewResult,
     Progress,
     ProgressCallback,
-    Token,
 )
 
 log = logging.getLogger(__name__)
+
+
+Source = EncodedText | EncodedSound
 
 
 @dataclass(frozen=True)
@@ -68,7 +85,49 @@ class _Held:
         total = self.result.held_bytes
         for record in self.records.values():
             total += sum(0 if a.overview is None else a.overview.nbytes for a in record.layers)
+            total += 0 if record.hidden is None else record.hidden.nbytes
         return total
+
+    def spill(self) -> bool:
+        """Moves q, k, maps, pictures and hidden states to disk; returns whether it could.
+
+        The files are deleted as soon as they are mapped: they stay readable until the capture is
+        let go or the process ends, however it ends, and then their room is free.
+        """
+        # What is on a GPU must meet its masks there.
+        if self.result.model.device != "cpu":
+            return False
+        folder = spill_folder()
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            for record in self.records.values():
+                if isinstance(record.store, QueryKeyStore):
+                    with tempfile.NamedTemporaryFile(dir=folder) as file:
+                        record.store.spill(Path(file.name))
+                _map_rest(record, folder)
+        except (OSError, SafetensorError) as error:
+            log.warning("A capture could not be moved to %s and is let go: %s", folder, error)
+            return False
+        return True
+
+
+def _map_rest(record: StackRecord, folder: Path) -> None:
+    """Replaces pictures, whole maps and hidden states of a record by mapped ones."""
+    kept = {f"overview.{i}": layer.overview for i, layer in enumerate(record.layers)}
+    tensors = {name: torch.from_numpy(a) for name, a in kept.items() if a is not None}
+    maps = record.store.maps if isinstance(record.store, MapStore) else []
+    tensors |= {f"map.{i}": weights.contiguous() for i, weights in enumerate(maps)}
+    if record.hidden is not None:
+        tensors["hidden"] = record.hidden.contiguous()
+    with tempfile.NamedTemporaryFile(dir=folder) as file:
+        save_file(tensors, file.name)
+        mapped = load_file(file.name)
+    for i, layer in enumerate(record.layers):
+        if layer.overview is not None:
+            picture = mapped[f"overview.{i}"].numpy()
+            record.layers[i] = dataclasses.replace(layer, overview=picture)
+    maps[:] = [mapped[f"map.{i}"] for i in range(len(maps))]
+    record.hidden = mapped.get("hidden")
 
 
 class HeadscopeService:
@@ -84,10 +143,16 @@ class HeadscopeService:
         *,
         capture_budget_bytes: int = CAPTURE_CACHE_BYTES,
         model_budget_bytes: int = MODEL_CACHE_BYTES,
+        spill_budget_bytes: int = SPILL_BYTES,
     ) -> None:
         self._policy = SourcePolicy(roots=model_roots)
         self._models: ByteCache[LoadedModel] = ByteCache(model_budget_bytes, lambda m: m.nbytes)
-        self._captures: ByteCache[_Held] = ByteCache(capture_budget_bytes, lambda h: h.nbytes)
+        self._captures: ByteCache[_Held] = ByteCache(
+            capture_budget_bytes,
+            lambda held: held.nbytes,
+            spill=_Held.spill,
+            spill_budget_bytes=spill_budget_bytes,
+        )
         self._queue = FairQueue()
 
     def models(self) -> tuple[ModelInfo, ...]:
@@ -110,7 +175,7 @@ class HeadscopeService:
 
     def is_cached(self, request: CaptureRequest) -> bool:
         """Tells whether a capture can be answered without running the model."""
-        return self._captures.get(request) is not None
+        return self._captures.get(_key(request)) is not None
 
     def capture(
         self,
@@ -139,12 +204,12 @@ class HeadscopeService:
         loaded = wrap_module(model, tokenizer)
         asked = CaptureRequest(ModelRequest(loaded.info.id), tuple(texts))
         _check(asked)
-        encoded = [encode(loaded, text) for text in asked.texts]
+        encoded = _encode(asked, loaded)
         modes = [(module, module.training) for module in model.modules()]
         model.eval()
         try:
             return self._queue.run(
-                lambda: self._run(asked, loaded, encoded, progress), _place(progress)
+                lambda: self._run(asked, loaded, encoded, progress), _waiting(progress)
             ).result
         finally:
             for module, training in modes:
@@ -168,20 +233,21 @@ class HeadscopeService:
         rows = _window("rows", request.rows, n_queries)
         keys = _window("keys", request.keys, n_keys)
         cut = slice(heads.start, heads.stop)
+        # Rows are renormalised over all keys that are shown, inside the window or not.
+        taken = (0, n_keys) if request.hide_special else keys
         if len(layers) == 1 and len(heads) == 1:
-            weights = record.store.weights(layers.start, cut, rows, keys)[0].cpu().numpy()
+            weights = record.store.weights(layers.start, cut, rows, taken)[0].cpu().numpy()
         else:
-            weights = mean_map(record.store, layers, cut, rows, keys)
-        row_index, key_index = range(*rows), range(*keys)
+            weights = mean_map(record.store, layers, cut, rows, taken)
+        row_index, key_index = list(range(*rows)), list(range(*keys))
         if request.hide_special:
-            shown_q = [q for q in row_index if not result.query_tokens[q].is_special]
-            shown_k = [k for k in key_index if not result.key_tokens[k].is_special]
-            weights = weights[
-                np.ix_([q - rows[0] for q in shown_q], [k - keys[0] for k in shown_k])
-            ]
-            total = weights.sum(1, keepdims=True)
+            row_index = [q for q in row_index if not result.query_tokens[q].is_special]
+            key_index = [k for k in key_index if not result.key_tokens[k].is_special]
+            shown = [k for k in range(n_keys) if not result.key_tokens[k].is_special]
+            weights = weights[[q - rows[0] for q in row_index]]
+            total = weights[:, shown].sum(1, keepdims=True)
+            weights = weights[:, key_index]
             weights = np.divide(weights, total, out=np.zeros_like(weights), where=total > 0)
-            return MapResult(weights, tuple(shown_q), tuple(shown_k))
         return MapResult(weights, tuple(row_index), tuple(key_index))
 
     def overview(
@@ -217,84 +283,83 @@ class HeadscopeService:
     # --- inside ------------------------------------------------------------------------------
 
     def _model(self, request: ModelRequest, progress: ProgressCallback | None) -> LoadedModel:
-        def waiting() -> None:
-            if progress:
-                progress(Progress("load"))
-
         return self._models.compute_once(
-            request, lambda: load_model(request, self._policy, progress), waiting
+            request,
+            lambda: load_model(request, self._policy, progress),
+            _waiting(progress, "load"),
         )
 
     def _held(self, request: CaptureRequest, progress: ProgressCallback | None) -> _Held:
-        place = _place(progress)
-        found = self._captures.get(request)
+        key, waiting = _key(request), _waiting(progress)
+        found = self._captures.get(key)
         if found is not None:
             return found
         _check(request)
         loaded = self._model(request.model, progress)
-        if loaded.info.input == "audio":
-            raise BadInputError(
-                f"{loaded.info.id} listens to sound; sound is not read yet.",
-                "Pick a model that reads text.",
-            )
-        encoded = [
-            encode(loaded, text, feed=request.feed, truncate=request.truncate)
-            for text in request.texts
-        ]
+        sources = _encode(request, loaded)
         return self._captures.compute_once(
-            request,
-            lambda: self._queue.run(lambda: self._run(request, loaded, encoded, progress), place),
-            lambda: place(0),
+            key,
+            lambda: self._queue.run(lambda: self._run(request, loaded, sources, progress), waiting),
+            waiting,
         )
 
     def _run(
         self,
         request: CaptureRequest,
         loaded: LoadedModel,
-        encoded: list[EncodedText],
+        sources: Sequence[Source],
         progress: ProgressCallback | None,
     ) -> _Held:
         info = loaded.info
         n_layers = info.n_layers + 2 * info.n_decoder_layers
-        options = CaptureOptions(hold_values=request.hold_values, hold_hidden=request.hold_hidden)
         results: list[AttentionResult] = []
         records: dict[tuple[Kind, int], StackRecord] = {}
-        seconds, backend, notes = 0.0, None, [e.note for e in encoded if e.note]
+        seconds, n_done, backend = 0.0, 0, None
         peak = _peak_bytes(loaded)
-        for index, text in enumerate(encoded):
-            forecast_or_refuse(loaded, len(text.ids))
+        from_caller: list[BaseException] = []
+        for batch in _batches(request, loaded, [len(source.tokens) for source in sources]):
 
-            def report(done: float, index: int = index) -> None:
-                if progress:
-                    total = n_layers * len(encoded)
-                    progress(Progress("capture", index * n_layers + done, total))
+            def report(done: float, before: int = n_done, size: int = len(batch)) -> None:
+                if progress is None:
+                    return
+                total = n_layers * len(sources)
+                try:
+                    progress(Progress("capture", before * n_layers + done * size, total))
+                except BaseException as error:
+                    from_caller.append(error)
+                    raise
 
+            read = [sources[index] for index in batch]
             try:
-                taken, target = self._forward(request, loaded, text, options, report)
-            except (MemoryError, torch.OutOfMemoryError) as error:
-                raise OutOfMemoryError(
-                    f"The memory ran out while {info.id} read {len(text.ids)} tokens.",
-                    "Use a shorter text or a smaller model.",
-                ) from error
-            except RuntimeError as error:
+                taken, targets = _forward(request, loaded, read, report)
+            except HeadscopeError:
+                raise
+            except Exception as error:
+                # Only what the model raised is ours to put into words.
+                if any(error is raised for raised in from_caller):
+                    raise
+                log.exception("The model failed")
                 raise explain(error, info.id) from error
             seconds += taken.seconds
+            n_done += len(batch)
             backend = taken.backend
-            for (kind, _), record in taken.records.items():
-                queries = text.tokens if kind == "encoder" or target is None else target
-                keys = text.tokens if kind != "decoder" or target is None else target
+            top_tokens = _top_tokens(request, loaded, taken)
+            for (kind, place), record in taken.records.items():
+                tokens = read[place].tokens
+                target = targets[place].tokens if targets else tokens
                 results.append(
                     assemble(
                         record,
-                        index,
-                        queries,
-                        keys,
+                        batch[place],
+                        tokens if kind == "encoder" else target,
+                        target if kind == "decoder" else tokens,
                         blocks=request.blocks,
-                        top_tokens=_top_tokens(request, loaded, taken),
+                        top_tokens=top_tokens,
                     )
                 )
-                records[kind, index] = record
+                records[kind, batch[place]] = record
         assert backend is not None
+        results.sort(key=lambda result: result.text_index)
         result = CaptureResult(
             model=info,
             backend=backend,
@@ -302,45 +367,9 @@ class HeadscopeService:
             seconds=seconds,
             peak_bytes=max(0, _peak_bytes(loaded) - peak),
             held_bytes=sum(r.store.nbytes for r in records.values() if r.store is not None),
-            notes=tuple(notes),
+            notes=tuple(source.note for source in sources if source.note),
         )
         return _Held(result, records)
-
-    def _forward(
-        self,
-        request: CaptureRequest,
-        loaded: LoadedModel,
-        text: EncodedText,
-        options: CaptureOptions,
-        report: Any,
-    ) -> tuple[ForwardCapture, tuple[Token, ...] | None]:
-        module: Any = loaded.module
-        device = next(module.parameters()).device
-        inputs = {"input_ids": torch.tensor([text.ids], device=device)}
-        target: tuple[Token, ...] | None = None
-        if loaded.info.kind == "encoder-decoder":
-            target, ids = self._target(request, loaded, inputs["input_ids"])
-            inputs["decoder_input_ids"] = torch.tensor([ids], device=device)
-        elif loaded.info.kind == "decoder" and not request.top_tokens:
-            # The head would make length x vocabulary logits that nobody asked for.
-            module = module.base_model
-        elif loaded.info.kind == "decoder":
-            inputs["logits_to_keep"] = torch.tensor([-1], device=device)
-        return capture_forward(module, inputs, options=options, report=report), target
-
-    def _target(
-        self, request: CaptureRequest, loaded: LoadedModel, source: torch.Tensor
-    ) -> tuple[tuple[Token, ...], list[int]]:
-        module: Any = loaded.module
-        if request.target is None:
-            with torch.inference_mode():
-                made = module.generate(
-                    source, max_new_tokens=MAX_GENERATED_TOKENS, do_sample=False, num_beams=1
-                )
-            ids = made[0].tolist()
-            return tokens_of(loaded, ids), ids
-        read = encode_target(loaded, request.target)
-        return read.tokens, list(read.ids)
 
     def _entry(
         self, held: _Held, kind: Kind | None, text_index: int
@@ -357,14 +386,114 @@ class HeadscopeService:
         )
 
 
-def _place(progress: ProgressCallback | None) -> Callable[[int], None]:
-    """Returns what tells a waiting person their place in the queue."""
+def _waiting(
+    progress: ProgressCallback | None, stage: Literal["load", "wait"] = "wait"
+) -> Callable[[int], None]:
+    """Returns what tells a waiting person their place in the line, 0 when there is none."""
 
-    def tell(number: int) -> None:
+    def tell(place: int) -> None:
         if progress:
-            progress(Progress("wait", place=number))
+            progress(Progress(stage, place=place))
 
     return tell
+
+
+def _key(request: CaptureRequest) -> Hashable:
+    """Returns what a capture is kept under: a sound file may change under its name."""
+    try:
+        found = Path(request.audio).stat() if request.audio is not None else None
+    except (OSError, ValueError):
+        found = None
+    return request if found is None else (request, found.st_mtime_ns, found.st_size)
+
+
+def _encode(request: CaptureRequest, loaded: LoadedModel) -> Sequence[Source]:
+    """Returns what the model reads; every limit is checked here, before it runs."""
+    info = loaded.info
+    if info.input == "audio":
+        if request.texts or request.audio is None:
+            raise BadInputError(
+                f"{info.id} listens to sound; it reads no text.",
+                "Give a WAV file and no text (--audio on the command line); what its decoder "
+                "reads is the target.",
+            )
+        return [encode_sound(loaded, Path(request.audio), truncate=request.truncate)]
+    if request.audio is not None:
+        raise BadInputError(
+            f"{info.id} reads text; it does not listen to sound.",
+            "Give a text, or pick a model that listens (whisper-tiny-en).",
+        )
+    return [
+        encode(loaded, text, feed=request.feed, truncate=request.truncate) for text in request.texts
+    ]
+
+
+def _batches(
+    request: CaptureRequest, loaded: LoadedModel, lengths: Sequence[int]
+) -> Iterator[list[int]]:
+    """Yields which texts go through the model together, each batch when the last one is done.
+
+    Texts of like length stand together, so that little padding is computed.
+
+    Raises:
+        OutOfMemoryError: a text does not fit into what is free by then.
+    """
+    taken = inspect.signature(loaded.module.forward).parameters
+    # Modules of other makes may mean anything by a mask. Of next tokens only one text's are kept.
+    can_batch = hasattr(loaded.module, "main_input_name") and "attention_mask" in taken
+    if loaded.info.kind == "encoder-decoder":
+        can_batch &= "decoder_attention_mask" in taken
+    can_batch &= not request.top_tokens or loaded.info.kind != "decoder"
+    batch: list[int] = []
+    for index in sorted(range(len(lengths)), key=lengths.__getitem__):
+        size, longest = len(batch) + 1, lengths[index]
+        fits = forecast_bytes(loaded, longest, size) <= _free_bytes(loaded)
+        if batch and not (can_batch and fits and size * longest <= MAX_BATCH_TOKENS):
+            yield batch
+            batch = []
+        if not batch:
+            forecast_or_refuse(loaded, longest)
+        batch.append(index)
+    yield batch
+
+
+def _forward(
+    request: CaptureRequest,
+    loaded: LoadedModel,
+    sources: Sequence[Source],
+    report: Callable[[float], None],
+) -> tuple[ForwardCapture, Sequence[EncodedText]]:
+    """Runs the model once; also returns what an encoder-decoder's decoder read for each source."""
+    module: Any = loaded.module
+    info = loaded.info
+    inputs: dict[str, Tensor] = {}
+    lengths: dict[str, int] | None = None
+    texts = [source for source in sources if isinstance(source, EncodedText)]
+    if texts:
+        inputs |= padded(loaded, texts)
+        alone = [padded(loaded, [text])["input_ids"] for text in texts]
+    else:
+        (sound,) = cast(Sequence[EncodedSound], sources)
+        inputs |= sound.inputs
+        alone = list(sound.inputs.values())
+        lengths = dict.fromkeys(("main", "encoder"), len(sound.tokens))
+    targets: list[EncodedText] = []
+    if info.kind == "encoder-decoder":
+        if request.target is not None:
+            targets = [encode_target(loaded, request.target)] * len(sources)
+        else:
+            targets = [generate_target(loaded, source) for source in alone]
+        inputs |= padded(loaded, targets, "decoder_")
+        if lengths is not None:
+            lengths["decoder"] = len(targets[0].ids)
+    elif info.kind == "decoder" and not request.top_tokens:
+        # The head would make length x vocabulary logits that nobody asked for.
+        module = module.base_model
+    elif info.kind == "decoder":
+        inputs["logits_to_keep"] = torch.tensor([-1], device=inputs["input_ids"].device)
+    options = CaptureOptions(hold_values=request.hold_values, hold_hidden=request.hold_hidden)
+    taken = capture_forward(module, inputs, options=options, report=report, lengths=lengths)
+    return taken, targets
 
 
 def _check(request: CaptureRequest) -> None:
@@ -407,8 +536,8 @@ def _top_tokens(
     return tuple(zip(names, best.values.tolist(), strict=True))
 
 
-def forecast_bytes(loaded: LoadedModel, n_tokens: int) -> int:
-    """Returns how much memory a capture of a text will take beyond the loaded model, roughly.
+def forecast_bytes(loaded: LoadedModel, n_tokens: int, n_texts: int = 1) -> int:
+    """Returns how much memory a capture of texts will take beyond the loaded model, roughly.
 
     Kept q, k and log-sum-exp of all layers, the hidden states and widest activations of one layer
     in the model's dtype, the pooled pictures, and the tiles.
@@ -421,22 +550,24 @@ def forecast_bytes(loaded: LoadedModel, n_tokens: int) -> int:
     activations = 16 * n_tokens * info.d_model * width
     pictures = n_layers * info.n_heads * min(n_tokens, 256) ** 2 * 2
     tiles = 3 * 4 * 1024**2 * max(1, n_tokens // 2048) + 8 * info.n_heads * n_tokens * 4 * 16
-    return int(kept + lse + activations + pictures + tiles)
+    return int(n_texts * (kept + lse + activations + pictures) + tiles)
 
 
 def forecast_or_refuse(loaded: LoadedModel, n_tokens: int) -> None:
     """Raises OutOfMemoryError when a capture would not fit into what is free now."""
-    need = forecast_bytes(loaded, n_tokens)
-    if loaded.info.device == "cuda":
-        free = torch.cuda.mem_get_info()[0]
-    else:
-        free = psutil.virtual_memory().available - MIN_FREE_BYTES
+    need, free = forecast_bytes(loaded, n_tokens), _free_bytes(loaded)
     if need > free:
         raise OutOfMemoryError(
             f"{n_tokens:,} tokens in {loaded.info.id} need about {need / GIB:.1f} GiB; "
             f"{max(free, 0) / GIB:.1f} GiB are free.",
             "Use a shorter text, a smaller model or a 16-bit dtype.",
         )
+
+
+def _free_bytes(loaded: LoadedModel) -> int:
+    if loaded.info.device == "cuda":
+        return int(torch.cuda.mem_get_info()[0])
+    return int(psutil.virtual_memory().available - MIN_FREE_BYTES)
 
 
 def _peak_bytes(loaded: LoadedModel) -> int:

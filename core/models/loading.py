@@ -5,7 +5,7 @@ import inspect
 import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -52,7 +52,7 @@ _MAX_GROWTH = 4
 _GROWTH_FLOOR_PARAMETERS = 50_000_000
 
 
-__all__ = ["LoadedModel", "embedded_info", "explain", "load_model", "wrap_module"]
+__all__ = ["LoadedModel", "embedded_info", "explain", "load_model", "quiet", "wrap_module"]
 
 
 @dataclass(frozen=True)
@@ -80,16 +80,7 @@ class LoadedModel:
 
 def embedded_info(model: EmbeddedModel) -> ModelInfo:
     """Returns what is known of an embedded model without loading it."""
-    shared = {name: getattr(model, name) for name in _EMBEDDED_FIELDS}
-    return ModelInfo(**shared, ready=is_ready(model.id), attention="full")
-
-
-_EMBEDDED_FIELDS = (
-    *("id", "family", "kind", "n_layers", "n_decoder_layers", "n_heads", "n_kv_heads"),
-    *("head_dim", "d_model", "vocab_size", "parameters", "licence", "languages", "norm"),
-    *("position", "max_tokens", "max_tokens_source", "note", "prefix", "has_chat_template"),
-    "input",
-)
+    return replace(model.info, ready=is_ready(model.id))
 
 
 def load_model(
@@ -206,7 +197,7 @@ def _check_promises(config: Any, report: FolderReport) -> None:
     if report.is_pickle or getattr(config, "quantization_config", None):
         return
     try:
-        with torch.device("meta"), _quiet():
+        with torch.device("meta"), quiet():
             # A config may name an attention kernel of its own to be fetched and run; ours wins.
             model = _auto_class(config).from_config(config, attn_implementation="eager")
         asked = sum(p.numel() for p in model.parameters())
@@ -270,14 +261,14 @@ def _load_module(
     if auto is AutoModel and _takes_pooling_flag(config):
         options["add_pooling_layer"] = False
     try:
-        with _quiet():
+        with quiet():
             module, loaded = auto.from_pretrained(
                 report.folder, attn_implementation="sdpa", **options
             )
     except (ValueError, ImportError) as error:
         if "attention" not in str(error):
             raise
-        with _quiet():
+        with quiet():
             module, loaded = auto.from_pretrained(
                 report.folder, attn_implementation="eager", **options
             )
@@ -309,7 +300,7 @@ def _base_class(config: Any) -> type[Any] | None:
 
 def _load_tokenizer(folder: Path) -> Any:
     try:
-        with _quiet():
+        with quiet():
             return AutoTokenizer.from_pretrained(
                 folder, local_files_only=True, trust_remote_code=False
             )
@@ -332,7 +323,7 @@ def _load_extractor(folder: Path) -> Any:
     if not (folder / "preprocessor_config.json").is_file():
         return None
     try:
-        with _quiet():
+        with quiet():
             return AutoFeatureExtractor.from_pretrained(
                 folder, local_files_only=True, trust_remote_code=False
             )
@@ -361,7 +352,7 @@ def _finish(
         *_number_note(module),
     ]
     facts = describe(config, module, tokenizer)
-    embedded = CATALOGUE.get(source.id) if source.kind == "embedded" else None
+    embedded = CATALOGUE[source.id].info if source.kind == "embedded" else None
     if embedded is not None and embedded.note:
         notes.insert(0, embedded.note)
     info = ModelInfo(
@@ -454,7 +445,7 @@ def _number_note(module: nn.Module) -> list[str]:
 
 
 @contextlib.contextmanager
-def _quiet() -> Iterator[None]:
+def quiet() -> Iterator[None]:
     """Keeps transformers from drawing bars and load reports; what matters becomes a note."""
     verbosity = transformers_logging.get_verbosity()
     bars = transformers_logging.is_progress_bar_enabled()

@@ -4,13 +4,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from jinja2 import TemplateError
 
 from core import limits
 from core.errors import BadInputError, TooLargeError
 from core.models.describe import embedding_table
 from core.models.display import display_pieces, piece_reader
-from core.models.loading import LoadedModel
+from core.models.loading import LoadedModel, quiet
 from core.results import Feed, Token
 
 # Stands for the text while the chat template is asked what it puts around it.
@@ -114,12 +115,67 @@ def encode_target(loaded: LoadedModel, target: str) -> EncodedText:
     return EncodedText(tuple(ids), _tokens(tokenizer, ids, offsets, added, fed))
 
 
+def generate_target(loaded: LoadedModel, source: torch.Tensor) -> EncodedText:
+    """Returns what the decoder of an encoder-decoder says by itself, the likeliest at each step.
+
+    Args:
+        source: [1, ...], the main input of the model.
+    """
+    module: Any = loaded.module
+    read: list[list[int]] = []
+
+    def listen(_: Any, positional: tuple[Any, ...], named: dict[str, Any]) -> None:
+        ids = named.get("input_ids", positional[0] if positional else None)
+        read.append([] if ids is None else ids[0].tolist())
+
+    handle = module.get_decoder().register_forward_pre_hook(listen, with_kwargs=True)
+    try:
+        with torch.inference_mode(), quiet():
+            made = module.generate(
+                source, max_new_tokens=limits.MAX_GENERATED_TOKENS, do_sample=False, num_beams=1
+            )
+    finally:
+        handle.remove()
+    ids: list[int] = made[0].tolist()
+    # Whisper answers without what its decoder was started with (start, language, task). Later steps
+    # read one token each.
+    start = max(read, key=len)
+    if ids[: len(start)] != start:
+        ids = start + ids
+    return EncodedText(tuple(ids), tokens_of(loaded, ids))
+
+
 def tokens_of(loaded: LoadedModel, ids: Sequence[int]) -> tuple[Token, ...]:
     """Returns readable tokens of generated ids; they point to no text."""
     tokenizer = _tokenizer_of(loaded)
     values = [int(i) for i in ids]
     nothing = _Fed("", 0, 0, add_special=False)
     return _tokens(tokenizer, values, [None] * len(values), [False] * len(values), nothing)
+
+
+def padded(
+    loaded: LoadedModel, texts: Sequence[EncodedText], prefix: str = ""
+) -> dict[str, torch.Tensor]:
+    """Returns `input_ids` [text, token] for the model's forward, filled up on the right.
+
+    Several texts come with their `attention_mask`; the ids it hides may be any that exist.
+
+    Args:
+        prefix: in front of both names ("decoder_").
+    """
+    device = next(loaded.module.parameters()).device
+    longest = max(len(text.ids) for text in texts)
+    # Some families (RoBERTa) count positions by this id.
+    filler = getattr(getattr(loaded.module, "config", None), "pad_token_id", None)
+    if not isinstance(filler, int) or not 0 <= filler < embedding_table(loaded.module):
+        filler = 0
+    ids = torch.full((len(texts), longest), filler, device=device)
+    mask = torch.zeros_like(ids)
+    for row, text in enumerate(texts):
+        ids[row, : len(text.ids)] = torch.tensor(text.ids, device=device)
+        mask[row, : len(text.ids)] = 1
+    made = {f"{prefix}input_ids": ids}
+    return made if len(texts) == 1 else made | {f"{prefix}attention_mask": mask}
 
 
 def start_token_id(loaded: LoadedModel) -> int:

@@ -13,7 +13,7 @@ import pytest
 from core.errors import CancelledError, CorruptFileError, NoNetworkError, UnknownModelError
 from core.models import prepare
 from core.models.catalogue import CATALOGUE, DEFAULT_MODEL_ID, EmbeddedModel, Wheel
-from core.models.fetch import check_sha256, pip_error, unpack
+from core.models.fetch import REQUIREMENTS, check_sha256, pip_error, unpack
 from core.models.home import home_folder
 from core.models.prepare import MARKER_NAME, is_ready, prepare_model
 from core.results import Progress
@@ -47,7 +47,8 @@ def make_wheel(folder: Path) -> Wheel:
 
 
 def tiny_model(wheel: Wheel) -> EmbeddedModel:
-    return replace(CATALOGUE["minilm-en"], id=TINY_ID, wheel=wheel)
+    model = CATALOGUE["minilm-en"]
+    return replace(model, info=replace(model.info, id=TINY_ID), wheel=wheel)
 
 
 @pytest.fixture
@@ -65,7 +66,7 @@ def wheels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_requirements_file_equals_catalogue() -> None:
-    lines = (ROOT / "requirements-models.txt").read_text().splitlines()
+    lines = REQUIREMENTS.read_text(encoding="utf-8").splitlines()
     pins = [line for line in lines if line and not line.startswith("#")]
     assert pins == [model.wheel.requirement for model in CATALOGUE.values()]
 
