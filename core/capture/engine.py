@@ -92,14 +92,14 @@ def is_causal_model(model: nn.Module) -> bool:
 
 
 def plan_spans(
-    model: nn.Module, inputs: Mapping[str, Tensor], lengths: dict[str, int]
+    model: nn.Module, inputs: Mapping[str, Any], lengths: dict[str, int]
 ) -> dict[Kind, list[tuple[Span, Span]]]:
     """Returns, for each kind of attention, where each text's queries and keys lie.
 
     Args:
         lengths: "main" or "encoder" and "decoder" positions as the attention layers see them.
     """
-    n_texts = next(iter(inputs.values())).shape[0]
+    n_texts = next(v for v in inputs.values() if isinstance(v, Tensor)).shape[0]
     mask = inputs.get("attention_mask")
     if getattr(getattr(model, "config", None), "is_encoder_decoder", False):
         if mask is not None and mask.shape[1] != lengths["encoder"]:
@@ -111,18 +111,23 @@ def plan_spans(
             "decoder": list(zip(target, target, strict=True)),
             "cross": list(zip(target, source, strict=True)),
         }
+    cache: Any = inputs.get("cache", inputs.get("past_key_values"))
+    past = 0 if cache is None else int(cache.get_seq_length())
+    lengths = {**lengths, "main": lengths["main"] + past}
     if mask is not None and mask.shape[1] != lengths["main"]:
         # Speech encoders shorten their input: the mask of the frames is theirs to say.
         shorten = getattr(model, "_get_feature_vector_attention_mask", None)
         mask = None if shorten is None else shorten(lengths["main"], mask)
-    spans = text_spans(mask, n_texts, lengths["main"])
     kind: Kind = "decoder" if is_causal_model(model) else "encoder"
-    return {kind: list(zip(spans, spans, strict=True))}
+    keys = text_spans(mask, n_texts, lengths["main"])
+    # With a cache the queries are the last of the keys.
+    queries = [(max(0, start - past), stop - past) for start, stop in keys]
+    return {kind: list(zip(queries, keys, strict=True))}
 
 
 def capture_forward(
     model: nn.Module,
-    inputs: Mapping[str, Tensor],
+    inputs: Mapping[str, Any],
     *,
     options: CaptureOptions | None = None,
     backend: Backend | None = None,
@@ -132,7 +137,8 @@ def capture_forward(
     """Runs the module once on `inputs` and records its attention.
 
     Args:
-        inputs: keyword arguments of the module's forward, a padded batch of texts.
+        inputs: keyword arguments of the module's forward, a padded batch of texts; with
+            a `cache` the maps are those of the new queries over all keys.
         backend: None takes the interface where the family uses it, else the hook, else the tap.
         report: called with layers done; may raise to stop.
         lengths: positions as the attention layers see them, where they are not the inputs' own
@@ -176,9 +182,7 @@ def _lengths(inputs: Mapping[str, Tensor]) -> dict[str, int]:
     return {"main": main, "encoder": main, "decoder": decoder}
 
 
-def _run(
-    model: nn.Module, inputs: Mapping[str, Tensor], backend: Backend, recorder: Recorder
-) -> Any:
+def _run(model: nn.Module, inputs: Mapping[str, Any], backend: Backend, recorder: Recorder) -> Any:
     arguments: dict[str, Any] = dict(inputs)
     if recorder.options.hold_hidden:
         arguments["output_hidden_states"] = True

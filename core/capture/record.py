@@ -157,12 +157,22 @@ class Recorder:
             )
 
     def record(self, kind: Kind, text: int, n_heads: int, n_kv_heads: int) -> StackRecord:
-        """Returns the record of a text in a stack, made at its first layer."""
+        """Returns the record of a text in a stack, made at its first layer.
+
+        Raises:
+            UnsupportedModelError: the number of heads is not that of the layers before.
+        """
         found = self.records.get((kind, text))
         if found is None:
             query_span, key_span = self.spans[kind][text]
             found = StackRecord(kind, query_span, key_span, n_heads, n_kv_heads)
             self.records[kind, text] = found
+        if found.n_heads != n_heads:
+            raise UnsupportedModelError(
+                f"{type(self.model).__name__} has layers of {found.n_heads} and of {n_heads} "
+                "heads.",
+                "Pick a model whose layers all have the same number of heads.",
+            )
         return found
 
     def visibility(

@@ -103,6 +103,7 @@ class HeadStatistics:
         self.mixtures = torch.zeros(n_heads, n_heads, dtype=torch.float64, device=device)
         self.js_entropy = torch.zeros(n_heads, dtype=torch.float64, device=device)
         self.non_finite = torch.zeros(n_heads, dtype=torch.long, device=device)
+        self.unknown_logs = torch.zeros(n_heads, dtype=torch.bool, device=device)
         self.sampled = self._sample_rows()
         rows_at_once = max(1, min(tile_rows, JS_BLOCK // self.n_keys))
         self.rooms = torch.empty(3, n_heads, rows_at_once, self.n_keys)
@@ -307,6 +308,8 @@ class HeadStatistics:
         out = {"cosine": _cosine(gram, np.diag(gram)), "cosine_centred": _centred(centred, gram)}
         # Rounding leaves 1e-9 below zero for equal heads; a divergence is never negative.
         out["kl_nats"] = np.maximum(kl, 0)
+        out["kl_nats"][:, self.unknown_logs.cpu().numpy()] = np.nan
+        np.fill_diagonal(out["kl_nats"], 0 if n_rows else np.nan)
         out["js_bits"] = self._js(n_heads)
         return out
 

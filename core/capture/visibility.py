@@ -63,14 +63,20 @@ class TensorMask:
 
 @dataclass(frozen=True)
 class CausalMask:
-    """Query i sees keys up to i + offset: what `is_causal` without a mask object means."""
+    """Query i sees keys up to i + offset: what `is_causal` without a mask object means.
+
+    Attributes:
+        window: sees no more than this many keys, itself among them; None sees all.
+    """
 
     offset: int
     device: torch.device
+    window: int | None = None
 
     def visible(self, batch: int, rows: tuple[int, int], keys: tuple[int, int]) -> Tensor | None:
         q = torch.arange(*rows, device=self.device)[:, None]
-        return torch.arange(*keys, device=self.device)[None, :] <= q + self.offset
+        back = q + self.offset - torch.arange(*keys, device=self.device)[None, :]
+        return back >= 0 if self.window is None else (back >= 0) & (back < self.window)
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ axis stay as they are, which is what a judgement must look at. Both need memory 
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -29,12 +30,26 @@ def has_eager_attention(model: nn.Module) -> bool:
     return isinstance(model, PreTrainedModel)
 
 
-def expected_mask(model: nn.Module, kind: str, n_queries: int, n_keys: int) -> Mask | None:
-    """Returns the visibility a stack should have by its kind, whatever mask the module built."""
+def expected_mask(
+    model: nn.Module, kind: str, layer: int, n_queries: int, n_keys: int
+) -> Mask | None:
+    """Returns the visibility a layer should have by its kind, whatever mask the module built."""
     if kind != "decoder":
         return None
     device = next(model.parameters()).device
-    return CausalMask(n_keys - n_queries, device)
+    return CausalMask(n_keys - n_queries, device, _window(getattr(model, "config", None), layer))
+
+
+def _window(config: Any, layer: int) -> int | None:
+    """Returns how many keys a layer of a windowed decoder sees, None for all."""
+    names = getattr(config, "layer_types", None)
+    if names is not None:
+        return config.sliding_window if names[layer] == "sliding_attention" else None
+    names = getattr(config, "attention_layers", None)  # GPT-Neo
+    if names is not None:
+        return config.window_size if names[layer] == "local" else None
+    used = getattr(config, "use_sliding_window", True)
+    return getattr(config, "sliding_window", None) if used else None
 
 
 def record_maps(
@@ -52,9 +67,9 @@ def record_maps(
     n_batch, n_heads, n_queries, n_keys = maps.shape
     kind = recorder.kind_of(module)
     recorder.check_shape(module, kind, n_batch, n_queries, n_keys)
-    recorder.next_layer(kind)
+    layer = recorder.next_layer(kind)
     options = recorder.options
-    mask = mask or expected_mask(recorder.model, kind, n_queries, n_keys)
+    mask = mask or expected_mask(recorder.model, kind, layer, n_queries, n_keys)
     for text, ((q0, q1), (k0, k1)) in enumerate(recorder.spans[kind]):
         record = recorder.record(kind, text, n_heads, n_heads)
         visibility = recorder.visibility(mask, kind, text, maps.device)
@@ -71,8 +86,11 @@ def record_maps(
         for r0 in range(0, q1 - q0, step):
             r1 = min(r0 + step, q1 - q0)
             block = visibility.block(r0, r1)
-            tile = weights[:, r0:r1, slice(*block.keys)].contiguous()
-            listener.add_tile(_tile((r0, r1), block, tile))
+            tile = _tile((r0, r1), block, weights[:, r0:r1, slice(*block.keys)].contiguous())
+            # The log of a weight below the smallest normal number is not known.
+            too_small = (tile.weights < TINY) & (tile.scores > HIDDEN_SCORE)
+            statistics.unknown_logs |= too_small.flatten(1).any(1)
+            listener.add_tile(tile)
         record.layers.append(statistics.close())
         record.integrity.append(_integrity(maps[text], (q0, q1), (k0, k1), visibility.mask))
         record.visibilities.append(visibility)
@@ -116,7 +134,7 @@ def _integrity(
     padding = (sums - inside.sum(-1)).clamp_min(0).amax(1)
     future = torch.zeros_like(padding)
     if isinstance(mask, CausalMask):
-        allowed = mask.visible(0, queries, keys)
+        allowed = CausalMask(mask.offset, mask.device).visible(0, queries, keys)
         assert allowed is not None
         future = inside.masked_fill(allowed, 0).sum(-1).amax(1)
     return {
@@ -168,6 +186,15 @@ def _is_map(item: Tensor) -> bool:
     return bool(((sums - 1).abs() < 0.02).float().mean() > 0.5)
 
 
+_attention_body = FunctionType(
+    F.multi_head_attention_forward.__code__,
+    {**vars(F), "has_torch_function": lambda tensors: False},
+    argdefs=F.multi_head_attention_forward.__defaults__,
+)
+"""torch's attention of nn.MultiheadAttention, less the question whether a mode wants to see it:
+asked again inside the mode, it would call itself without end."""
+
+
 class _Tap(TorchFunctionMode):
     """Sees softmax and fused attention calls of a module's forward."""
 
@@ -188,7 +215,7 @@ class _Tap(TorchFunctionMode):
         if func is F.multi_head_attention_forward:
             # The mode is off inside its own handler: switch it on again to see what is nested.
             with self:
-                return func(*args, **arguments)
+                return _attention_body(*args, **arguments)
         output = func(*args, **arguments)
         if func in (F.softmax, torch.softmax, Tensor.softmax):
             self._record(output)

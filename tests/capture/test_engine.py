@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from transformers import AttentionInterface
+from transformers import AttentionInterface, DynamicCache
 
 from core.capture import seam
 from core.capture.blocks import block_coverage
@@ -64,6 +64,31 @@ def test_cached_generation_gives_the_same_tokens(name: str) -> None:
             got = model.generate(**fed, **options)
     assert torch.equal(got, expected)
     assert model.config._attn_implementation == "eager"
+
+
+@pytest.mark.parametrize("padding", ["none", "left"])
+@pytest.mark.parametrize("name", ["gpt2", "llama", "gemma2", "gpt-oss", "bloom"])
+def test_maps_of_cached_decoding_are_the_last_rows_of_the_whole(name: str, padding: str) -> None:
+    model = family(name).build()
+    inputs = family(name).inputs(model, padding)
+    whole = capture_forward(model, inputs)
+    n_new = 3
+    first = {k: v[:, :-n_new] for k, v in inputs.items()}
+    # Without the config it keeps keys that have left a window, as the whole pass does.
+    cache = DynamicCache()
+    with torch.no_grad():
+        model(**first, cache=cache, use_cache=True)
+    fed = {**inputs, "input_ids": inputs["input_ids"][:, -n_new:], "cache": cache}
+    taken = capture_forward(model, fed)
+    for key, record in taken.records.items():
+        full = whole.records[key]
+        n_keys = full.key_span[1] - full.key_span[0]
+        for layer in range(len(full.layers)):
+            got = record.store.weights(layer, slice(None), (0, n_new), (0, n_keys))  # type: ignore[union-attr]
+            want = full.store.weights(  # type: ignore[union-attr]
+                layer, slice(None), (n_keys - n_new, n_keys), (0, n_keys)
+            )
+            np.testing.assert_allclose(got.numpy(), want.numpy(), atol=1e-5)
 
 
 @pytest.mark.parametrize("name", ["bert", "gpt2", "mistral", "modernbert"])

@@ -90,11 +90,7 @@ def test_capture_equals_eager(family: Family, padding: str) -> None:
                 assert float((got - expected).abs()[seen].max()) <= MAP_TOLERANCE, (kind, layer)
 
 
-# Watched families show weights, not scores; test_capture_equals_eager holds them to their own maps.
-INTERFACE = [case for case in CASES if case.values[0].backend == "interface"]
-
-
-@pytest.mark.parametrize(("family", "padding"), INTERFACE)
+@pytest.mark.parametrize(("family", "padding"), CASES)
 def test_metrics_equal_the_float64_oracle(family: Family, padding: str) -> None:
     _, inputs, _, _, taken = capture(family, padding)
     scores = eager_scores(family.build().double(), inputs, family.kinds)
@@ -124,6 +120,9 @@ def test_metrics_equal_the_float64_oracle(family: Family, padding: str) -> None:
             assert figures.js_rows == pairs.js_rows
             for name, value in expected.items():
                 want, have = np.asarray(value, dtype=float), np.asarray(got[name], dtype=float)
+                if name == "kl_nats" and taken.backend != "interface":
+                    # Of weights alone the smallest logs are not known; what rests on them is null.
+                    want = np.where(np.isnan(have), np.nan, want)
                 assert np.array_equal(np.isnan(want), np.isnan(have)), (name, kind, layer)
                 error = np.abs(want - have) / np.maximum(1, np.abs(want))
                 worst[name] = max(worst.get(name, 0), float(np.nan_to_num(error).max(initial=0)))
