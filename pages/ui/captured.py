@@ -1,6 +1,8 @@
 """The capture a page looks at: run it once, show how it goes, keep the last good one on errors."""
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 
 import streamlit as st
 from streamlit.delta_generator import DeltaGenerator
@@ -68,7 +70,7 @@ def _run(request: CaptureRequest, place: DeltaGenerator, words: Words) -> Shown 
     state["headscope.good"] = request
     state["headscope.info"] = result.model
     _context_line(place, request, result, words, cached=cached)
-    return Shown(request, result, _progress(request, place, words).report)
+    return Shown(request, result, view.report)
 
 
 def _last_good(asked: CaptureRequest, place: DeltaGenerator, words: Words) -> Shown | None:
@@ -93,7 +95,31 @@ def _last_good(asked: CaptureRequest, place: DeltaGenerator, words: Words) -> Sh
             model=literal(result.model.id),
         )
     )
-    return Shown(good, result, _progress(good, place, words).report)
+    return Shown(good, result, view.report)
+
+
+@contextmanager
+def working(shown: Shown, words: Words, key: str) -> Iterator[Shown]:
+    """Gives the capture with a report that draws here, for what a fragment still has to work out.
+
+    Args:
+        key: of the place; each fragment has its own.
+    """
+    view = ProgressView(st.empty(), words, lambda: cancelled(shown.request), key=key)
+    try:
+        yield replace(shown, report=view.report)
+    except HeadscopeError:
+        view.clear()
+        raise
+    view.clear()
+
+
+def was_cancelled(shown: Shown, words: Words) -> bool:
+    """Returns whether the person cancelled work on this capture, and draws that it was."""
+    if st.session_state.get("headscope.cancelled") != shown.request:
+        return False
+    _show_cancelled(words)
+    return True
 
 
 def _progress(request: CaptureRequest, place: DeltaGenerator, words: Words) -> ProgressView:

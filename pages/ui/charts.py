@@ -1,7 +1,9 @@
 """Results as Plotly figures and colour scales; nothing here needs a running app."""
 
 import csv
+import html
 import io
+import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -34,6 +36,7 @@ ALL_TICKS_BELOW = 41
 """Up to here every token gets its tick; above, Plotly thins them out by itself."""
 
 SCALE_STEPS = 33
+LONGEST_LABEL_PX = 300
 
 
 @dataclass(frozen=True)
@@ -128,22 +131,33 @@ def head_figure(
         },
         **extra,
     )
-    figure = go.Figure(heatmap)
-    ticks = {"type": "category", "showgrid": False, "zeroline": False, "automargin": True}
+    # Margins are settled here: left to Plotly, it draws the whole map several times to find them,
+    # which takes longer than everything else between a click and its picture.
+    ticks = {"type": "category", "showgrid": False, "zeroline": False, "automargin": False}
     every = {"tickmode": "linear", "tick0": 0, "dtick": 1}
-    figure.update_layout(
+    key_size, query_size = (12 if n < 24 else 10 for n in (n_key, n_query))
+    below = label_width(key_labels, key_size)
+    below = 0.71 * (below + key_size) if n_key > 5 else key_size
+    layout = go.Layout(
         title={
             "text": words.title,
             "font": {"size": 16},
             "x": 0,
             "xanchor": "left",
-            "yref": "paper",
             "y": 1,
-            "yanchor": "bottom",
-            "pad": {"b": 44},
+            "yanchor": "top",
+            # Plotly lifts the title by the height of a level colour bar, 30 px, wherever it stands.
+            "pad": {"t": 37},
         },
         height=height,
-        margin={"l": 8, "r": 8, "t": 78, "b": 8, "pad": 0},
+        margin={
+            "l": label_width(query_labels, query_size) + 38,
+            "r": 8,
+            "t": 78,
+            "b": below + 42,
+            "pad": 0,
+            "autoexpand": False,
+        },
         paper_bgcolor="rgba(0,0,0,0)",
         plot_bgcolor="#2a2d3b" if dark else "#eceef4",
         hoverlabel={"font": {"size": 13}},
@@ -152,7 +166,7 @@ def head_figure(
             **ticks,
             **(every if n_key < ALL_TICKS_BELOW else {"nticks": 24}),
             "title": {"text": words.key_axis, "font": {"size": 12}, "standoff": 8},
-            "tickfont": {"size": 12 if n_key < 24 else 10},
+            "tickfont": {"size": key_size},
             "tickangle": -45 if n_key > 5 else 0,
             "constrain": "domain",
             "constraintoward": "left",
@@ -162,14 +176,23 @@ def head_figure(
             **ticks,
             **(every if n_query < ALL_TICKS_BELOW else {"nticks": 24}),
             "title": {"text": words.query_axis, "font": {"size": 12}, "standoff": 8},
-            "tickfont": {"size": 12 if n_query < 24 else 10},
+            "tickfont": {"size": query_size},
             "range": [n_query - 0.5, -0.5],
             "scaleanchor": "x" if n_query == n_key else None,
             "constrain": "domain",
             "constraintoward": "top",
         },
     )
-    return figure
+    return go.Figure(heatmap, layout)
+
+
+def label_width(labels: Sequence[str], size: int) -> float:
+    """Returns the pixels that the widest label takes; East Asian characters are square."""
+    longest = 0.0
+    for label in labels:
+        wide = sum(unicodedata.east_asian_width(c) in "WF" for c in html.unescape(label))
+        longest = max(longest, wide + 0.58 * (len(html.unescape(label)) - wide))
+    return min(longest * size, LONGEST_LABEL_PX)
 
 
 def map_csv(

@@ -10,7 +10,15 @@ from core.results import AttentionResult, Device, Dtype, Feed, ModelInfo
 from pages.ui import quantities, session
 from pages.ui.i18n import LANGUAGE_NAMES, LANGUAGES, Words
 from pages.ui.messages import literal
-from pages.ui.session import SCALES, VIEWS, change_view, changer, current_view, keep_widget
+from pages.ui.session import (
+    SCALES,
+    VIEWS,
+    change_map,
+    change_view,
+    changer,
+    current_view,
+    keep_widget,
+)
 
 HUB, FOLDER = "@hub", "@folder"
 
@@ -26,17 +34,18 @@ EXAMPLES: dict[str, str] = {
 }
 
 
-def page_links(pages: Mapping[str, Page], words: Words) -> None:
+@st.fragment(key=session.LINKS)
+def _page_links(pages: Mapping[str, Page], words: Words) -> None:
     """Draws the links to all pages; each opens with what is looked at now."""
     params = session.view_params(current_view())
-    with st.sidebar:
-        for name, page in pages.items():
-            st.page_link(page, label=words(f"page.{name}"), query_params=params)
+    for name, page in pages.items():
+        st.page_link(page, label=words(f"page.{name}"), query_params=params)
 
 
-def sidebar(words: Words) -> None:
-    """Draws model, text, how it is fed, hardware, language and links."""
+def sidebar(pages: Mapping[str, Page], words: Words) -> None:
+    """Draws links to all pages, model, text, how it is fed, hardware, language, links to copy."""
     with st.sidebar:
+        _page_links(pages, words)
         _model_picker(words)
         _text_box(words)
         _hardware(words)
@@ -49,7 +58,8 @@ def sidebar(words: Words) -> None:
             required=True,
             on_change=changer("sidebar.language", "lang", LANGUAGES),
         )
-        _share(words)
+        with st.popover(words("share"), key="sidebar.share", width="stretch"):
+            _share(words)
 
 
 def _models() -> tuple[ModelInfo, ...]:
@@ -228,18 +238,18 @@ def _hardware(words: Words) -> None:
             )
 
 
+@st.fragment(key=session.SHARE)
 def _share(words: Words) -> None:
-    with st.popover(words("share"), key="sidebar.share", width="stretch"):
-        st.markdown(words("share.view"))
-        st.code(session.link(with_text=False), language=None, wrap_lines=True)
-        st.markdown(words("share.text"))
-        text = session.current_text()
-        if len(text) > session.LINK_TEXT_CHARS:
-            limit = session.LINK_TEXT_CHARS
-            st.caption(words("share.too_long", characters=len(text), limit=limit))
-        else:
-            st.code(session.link(with_text=True), language=None, wrap_lines=True)
-            st.caption(words("share.text_note"))
+    st.markdown(words("share.view"))
+    st.code(session.link(with_text=False), language=None, wrap_lines=True)
+    st.markdown(words("share.text"))
+    text = session.current_text()
+    if len(text) > session.LINK_TEXT_CHARS:
+        limit = session.LINK_TEXT_CHARS
+        st.caption(words("share.too_long", characters=len(text), limit=limit))
+    else:
+        st.code(session.link(with_text=True), language=None, wrap_lines=True)
+        st.caption(words("share.text_note"))
 
 
 def map_toolbar(attention: AttentionResult, kinds: list[str], words: Words) -> None:
@@ -260,7 +270,7 @@ def map_toolbar(attention: AttentionResult, kinds: list[str], words: Words) -> N
                 key=key,
                 width=104,
                 disabled=averaged[name],
-                on_change=changer(key, name, range(limit)),
+                on_change=changer(key, name, range(limit), change_map),
             )
         _segments("scale", SCALES, "attention.scale", words)
         if len(kinds) > 1:
@@ -289,9 +299,9 @@ def _segments(
         format_func=lambda name: words(f"{field}.{name}"),
         key=key,
         required=True,
-        on_change=changer(key, field, choices),
+        on_change=changer(key, field, choices, change_map),
     )
 
 
 def _hide_special() -> None:
-    change_view(special="hide" if st.session_state["attention.special"] else "show")
+    change_map(special="hide" if st.session_state["attention.special"] else "show")

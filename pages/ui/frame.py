@@ -10,6 +10,9 @@ PAGES = Path(__file__).parents[1]
 ICON = Path(__file__).parent / "icon.png"
 """A small causal map. A file, because a named icon would be fetched from a font server."""
 
+ADDRESSES = ("overview",)
+"""Pages with an address of their own, named like their files; the others open at the root."""
+
 _STYLE = """<style>
 .stMainBlockContainer { padding: 4.2rem 2.2rem 3rem; }
 .stSidebar [data-testid="stSidebarHeader"] { height: 2.6rem; margin-bottom: 0; }
@@ -24,6 +27,12 @@ _STYLE = """<style>
 .st-key-attention-blocks > div:nth-child(3) { flex: 6 1 500px !important; }
 </style>"""
 
+# The primary colour of the dark theme is light, and Streamlit writes white on it.
+_DARK_STYLE = """<style>
+button[kind^="primary"], button[kind^="primary"] p { color: #12131a !important; }
+button[kind^="primary"]:is(:hover, :focus, :active) { background: #c3c5ff !important; }
+</style>"""
+
 
 def navigation() -> tuple[str, dict[str, Page]]:
     """Returns the name of the page to show, and all pages by name in the order of the sidebar.
@@ -33,8 +42,9 @@ def navigation() -> tuple[str, dict[str, Page]]:
     """
     pages = {
         "attention": st.Page(PAGES / "attention.py", title="Attention maps", default=True),
-        "overview": st.Page(PAGES / "overview.py", title="Overview", url_path="overview"),
     }
+    for name in ADDRESSES:
+        pages[name] = st.Page(PAGES / f"{name}.py", title=name.capitalize(), url_path=name)
     chosen = st.navigation(list(pages.values()), position="hidden")
     name = next(name for name, page in pages.items() if page == chosen)
     st.session_state["headscope.framed"] = True
@@ -56,4 +66,4 @@ def require_frame() -> None:
 
 def page_style() -> None:
     """Brings the parts of the page closer together than Streamlit has them."""
-    st.html(_STYLE)
+    st.html(_STYLE + (_DARK_STYLE if st.context.theme.type == "dark" else ""))

@@ -15,7 +15,7 @@ from pages.ui import charts, head_grid, quantities, session
 from pages.ui.captured import Shown
 from pages.ui.controls import special_switch
 from pages.ui.i18n import Words
-from pages.ui.session import View, change_view, current_view, keep_widget
+from pages.ui.session import View, change_map, current_view, keep_widget
 
 MAP = "map"
 TOOLTIP_METRICS = ("normalized_entropy", "first_token_mass")
@@ -33,7 +33,7 @@ def grid_panel(shown: Shown, attention: AttentionResult, words: Words, *, dark: 
             colours,
             format_func=lambda c: words("attention.colour.map") if c == MAP else words.metric(c),
             key="attention.colour",
-            on_change=session.changer("attention.colour", "colour", colours),
+            on_change=session.changer("attention.colour", "colour", colours, change_map),
             width=230,
         )
     with st.container(horizontal=True, key="attention.grid.switches"):
@@ -89,7 +89,7 @@ def chosen_cells(view: View, attention: AttentionResult) -> tuple[list[int], lis
 
 def choose_head(layer: int, head: int) -> None:
     """Shows one head; a mean makes way for it."""
-    change_view(layer=layer, head=head, view="head")
+    change_map(layer=layer, head=head, view="head")
 
 
 def _remember_plain() -> None:

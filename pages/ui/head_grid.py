@@ -23,7 +23,7 @@ from pages.ui.i18n import Words
 UNDEFINED = 255
 """Pixel of a cell whose metric is not defined; values use 0..254."""
 
-PIXEL_BUDGET = 256 * 1024
+PIXEL_BUDGET = 144 * 1024
 """Bytes of all thumbnails together: a page stays well under 1 MB."""
 
 _HERE = Path(__file__).parent
@@ -42,7 +42,8 @@ def thumbnail_size(n_layers: int, n_heads: int) -> int:
 
 def map_pixels(weights: NDArray[np.floating[Any]]) -> NDArray[np.uint8]:
     """Returns thumbnails [layer, head, row, column] as bytes, each scaled to its own maximum."""
-    wide = np.asarray(weights, dtype=np.float32)
+    # Weights of a broken model may be NaN; its cells are drawn empty, the metrics name it.
+    wide = np.nan_to_num(np.asarray(weights, dtype=np.float32))
     peak = wide.max(axis=(2, 3), keepdims=True, initial=0)
     return np.rint(wide / np.where(peak > 0, peak, 1) * 254).astype(np.uint8)
 

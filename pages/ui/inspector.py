@@ -6,7 +6,7 @@ import streamlit as st
 
 from core.results import AttentionResult, FloatArray, MapResult, Token
 from pages.ui import map_panel, quantities, session
-from pages.ui.captured import Shown
+from pages.ui.captured import Shown, was_cancelled, working
 from pages.ui.i18n import Words
 from pages.ui.messages import literal
 from pages.ui.session import current_view
@@ -34,10 +34,13 @@ def inspector(
     shown: Shown, attention: AttentionResult, whole: MapResult | None, words: Words, *, dark: bool
 ) -> None:
     """Draws the sentence twice; a click on a token redraws this part of the page alone."""
+    if was_cancelled(shown, words):
+        return
     query, key = _chosen(attention, whole)
     if query is None or key is None:
         return
-    rows, columns, row, column, outside = _row_and_column(shown, attention, whole, query, key)
+    with working(shown, words, key="chips.progress") as shown:
+        rows, columns, row, column, outside = _row_and_column(shown, attention, whole, query, key)
     query_text = attention.query_tokens[query].text
     key_text = attention.key_tokens[key].text
     lines = [

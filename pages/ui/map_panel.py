@@ -14,7 +14,7 @@ from pages.ui.captured import Shown
 from pages.ui.charts import MapWords
 from pages.ui.i18n import Words
 from pages.ui.labels import axis_labels, plain_label
-from pages.ui.session import changer, current_view, keep_widget
+from pages.ui.session import change_map, changer, current_view, keep_widget
 
 WHOLE_TOKENS = 512
 """Longest axis whose map is sent whole (1 MiB as float32); longer ones are pooled."""
@@ -263,7 +263,7 @@ def _draw_part(shown: Shown, attention: AttentionResult, words: Words, *, dark: 
                 step=PART_TOKENS // 2,
                 key=key,
                 width=160,
-                on_change=changer(key, field, range(len(tokens))),
+                on_change=changer(key, field, range(len(tokens)), change_map),
             )
     part = exact_part(shown, attention, rows, keys)
     title = words(

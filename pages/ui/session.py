@@ -30,6 +30,9 @@ TOP_TOKENS = 10
 LINK_TEXT_CHARS = 2000
 """Longest text put into a link: browsers and proxies begin to refuse addresses above 8 kB."""
 
+MAPS, LINKS, SHARE = "maps", "links", "share"
+"""Keys of the fragments that a choice on the attention page draws again: nothing else changes."""
+
 VIEWS = ("head", "heads", "layers", "all")
 SCALES = ("linear", "sqrt", "row")
 SPECIALS = ("show", "hide")
@@ -174,6 +177,15 @@ def change_view(**changes: Any) -> None:
         st.query_params.from_dict(params)
 
 
+def change_map(**changes: Any) -> None:
+    """Changes what is looked at and draws only the parts that show it, not the whole page.
+
+    For callbacks; it ends them.
+    """
+    change_view(**changes)
+    st.rerun([MAPS, LINKS, SHARE])
+
+
 def words() -> Words:
     """Returns the strings of the language in use."""
     lang = current_view().lang
@@ -251,7 +263,12 @@ def keep_widget(key: str, value: object) -> None:
         st.session_state[key] = value
 
 
-def changer(key: str, field: str, choices: Collection[object]) -> Callable[[], None]:
+def changer(
+    key: str,
+    field: str,
+    choices: Collection[object],
+    change: Callable[..., None] = change_view,
+) -> Callable[[], None]:
     """Returns a callback that puts a widget's value into the view.
 
     Args:
@@ -259,11 +276,12 @@ def changer(key: str, field: str, choices: Collection[object]) -> Callable[[], N
         field: of `View`.
         choices: values that are taken; others change nothing. A select box whose labels were
             translated reports its old label as if somebody had chosen it (streamlit 1.67).
+        change: `change_view` or `change_map`.
     """
 
-    def change() -> None:
+    def changed() -> None:
         value = st.session_state.get(key)
         if value in choices:
-            change_view(**{field: value})
+            change(**{field: value})
 
-    return change
+    return changed

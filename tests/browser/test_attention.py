@@ -66,6 +66,32 @@ def test_click_on_a_head_shows_its_map(open_page: OpenPage, fake_url: str) -> No
     assert "layer=3" in page.url
     assert "head=5" in page.url
     assert "text" not in page.url
+    # The sidebar is not drawn again, but its links are.
+    overview = page.get_by_role("link", name="Overview")
+    expect(overview).to_have_attribute("href", re.compile(r"layer=3&head=5"))
+    page.get_by_role("button", name="Copy link").click()
+    copied = page.locator('[data-testid="stCode"]').first
+    expect(copied).to_contain_text("layer=3&head=5")
+
+
+def test_every_word_of_the_map_is_inside_its_picture(open_page: OpenPage, fake_url: str) -> None:
+    page = open_page(fake_url)
+    run_text(page, "internationalisation of 苹果公司发布了新手机")
+    wait_for_title(page, "Layer 0, head 0")
+    words = ".gtitle, .xtick text, .ytick text, .xtitle, .ytitle, .cbaxis text, .cbtitle text"
+    outside = page.evaluate(
+        """words => {
+          const chart = document.querySelector(".js-plotly-plot").getBoundingClientRect();
+          return [...document.querySelectorAll(words)].filter((word) => {
+            const box = word.getBoundingClientRect();
+            return box.top < chart.top || box.left < chart.left - 1 ||
+              box.right > chart.right + 1 || box.bottom > chart.bottom;
+          }).map((word) => word.textContent);
+        }""",
+        words,
+    )
+    assert page.locator(words).count() >= 12
+    assert outside == []
 
 
 def test_arrow_keys_and_enter_choose_a_head(open_page: OpenPage, fake_url: str) -> None:
@@ -204,6 +230,12 @@ def test_repeated_tokens_keep_their_own_cells(open_page: OpenPage, fake_url: str
     assert "3 苹果" in hover
     assert "2 苹果" in hover
     assert f"{weight:.4f}" in hover
+    page.get_by_role("link", name="Overview").click()
+    expect(page.get_by_role("heading", name="Overview")).to_be_visible()
+    settled(page)
+    expect_chips(page, [name.split()[1] for name in names])
+    chips = page.locator(".chips button").all()
+    assert [chip.get_attribute("title") for chip in chips] == names
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
@@ -251,6 +283,7 @@ def test_plain_grid_chooses_with_the_keyboard(open_page: OpenPage, fake_url: str
     page.get_by_text("Plain grid").click()
     settled(page)
     table = page.locator('[data-testid="stDataFrame"]').first
+    table.locator("canvas").first.wait_for()
     box = table.bounding_box()
     page.mouse.click(box["x"] + 130, box["y"] + 60)
     page.wait_for_function("new URLSearchParams(location.search).has('layer')")

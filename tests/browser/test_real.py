@@ -40,15 +40,16 @@ def test_chinese_through_a_byte_tokenizer_is_readable(open_page: OpenPage, real_
     assert not set("".join(chip_texts(page))) & set(BYTE_LETTERS)
 
 
+@pytest.mark.parametrize("where", ["", "overview"])
 @pytest.mark.parametrize(
     ("model", "text", "limit"),
     [("e5-small-multilingual", "苹果" * 600, "512"), ("smollm2-135m", "apple " * 9000, "8192")],
 )
 def test_text_above_the_limit_is_a_sentence_with_the_limit(
-    open_page: OpenPage, real_url: str, model: str, text: str, limit: str
+    open_page: OpenPage, real_url: str, model: str, text: str, limit: str, where: str
 ) -> None:
-    page = open_page(f"{real_url}/?model={model}")
-    wait_for_title(page, "Layer 0, head 0")
+    page = open_page(f"{real_url}/{where}?model={model}")
+    before = chip_texts(page)
     page.get_by_label("Text", exact=True).fill(text)
     page.get_by_role("button", name="Run", exact=True).click()
     error = page.locator('[data-testid="stAlert"]')
@@ -57,7 +58,10 @@ def test_text_above_the_limit_is_a_sentence_with_the_limit(
     assert "1000000000000000019884624838656" not in error.inner_text()
     expect(page.get_by_role("button", name="Cut the text to the limit and run")).to_be_visible()
     # The last good view stays, and the app works on.
-    wait_for_title(page, "Layer 0, head 0")
+    settled(page)
+    assert chip_texts(page) == before
+    if not where:
+        wait_for_title(page, "Layer 0, head 0")
 
 
 def test_cut_text_runs(open_page: OpenPage, real_url: str) -> None:

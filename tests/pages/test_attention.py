@@ -58,6 +58,8 @@ def test_a_choice_goes_into_the_address_and_runs_no_model(
     assert figure(app)["layout"]["title"]["text"].startswith("Layer 0, head 3")
     app.segmented_control(key="attention.view.choice").set_value("all").run()
     assert figure(app)["layout"]["title"]["text"] == "Mean of all 144 heads"
+    # A choice draws the maps again and nothing else, so the tree has lost the sidebar.
+    app.run()
     app.segmented_control(key="sidebar.language").set_value("zh").run()
     assert app.title[0].value == "注意力图"
     app.selectbox(key="attention.colour").set_value("max_weight").run()
@@ -110,6 +112,7 @@ def test_error_shows_message_and_hint_and_keeps_the_view(
     assert figure(app)["layout"]["title"]["text"].startswith("Layer 0, head 0")
     del fake.failures["bad"]
     app.number_input(key="attention.head").set_value(1).run()
+    app.run()
     assert app.error, "a failed run must not start again by itself"
     app.button(key="error.retry").click().run()
     assert not app.error
