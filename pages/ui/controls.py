@@ -143,11 +143,12 @@ def _model_card(info: ModelInfo, words: Words) -> None:
         )
     ]
     if info.languages:
-        lines.append(words("sidebar.card.languages", languages=literal(info.languages)))
+        languages = literal(words.fact(info.languages))
+        lines.append(words("sidebar.card.languages", languages=languages))
     if info.licence:
         lines.append(words("sidebar.card.licence", licence=literal(info.licence)))
     if info.note:
-        lines.append(literal(info.note))
+        lines.append(literal(words.fact(info.note)))
     if not info.ready:
         lines.append(words("sidebar.card.not_ready"))
     st.caption("  \n".join(lines))

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from pages.ui.words_en import ENGLISH
-from pages.ui.words_zh import CHINESE
+from pages.ui.words_zh import CHINESE, CHINESE_FACTS
 
 Language = Literal["en", "zh"]
 LANGUAGES: tuple[Language, ...] = get_args(Language)
@@ -31,6 +31,10 @@ class Words:
             KeyError: no such string; a slip of ours that a test finds.
         """
         return CATALOGUES[self.language][key].format(**values)
+
+    def fact(self, text: str) -> str:
+        """Returns a sentence of the core about a model in this language, or as it came."""
+        return CHINESE_FACTS.get(text, text) if self.language == "zh" else text
 
     def metric(self, name: str) -> str:
         """Returns a metric's name for people; the bare name when it is new to the catalogue."""

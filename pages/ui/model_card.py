@@ -34,9 +34,9 @@ def model_facts(result: CaptureResult, words: Words) -> list[tuple[str, str]]:
         ("fact.d_model", str(info.d_model)),
         ("fact.parameters", quantities.count(info.parameters)),
         ("fact.vocabulary", f"{info.vocab_size:,}"),
-        ("fact.attention", info.attention),
+        ("fact.attention", words.fact(info.attention)),
         ("fact.norm", words(f"fact.norm.{info.norm}") if info.norm in ("pre", "post") else ""),
-        ("fact.position", info.position),
+        ("fact.position", words.fact(info.position)),
         ("fact.max_tokens", _limit(info, words)),
         ("fact.prefix", f"“{info.prefix}”" if info.prefix else words("fact.no")),
         ("fact.chat", words("fact.yes" if info.has_chat_template else "fact.no")),
@@ -44,9 +44,9 @@ def model_facts(result: CaptureResult, words: Words) -> list[tuple[str, str]]:
         ("fact.runs", f"{info.device.upper()} {info.dtype}".strip()),
         ("fact.backend", words(f"backend.{result.backend}")),
         ("fact.licence", info.licence),
-        ("fact.languages", info.languages),
+        ("fact.languages", words.fact(info.languages)),
         ("fact.revision", info.revision),
-        ("fact.note", info.note),
+        ("fact.note", words.fact(info.note)),
     ]
     kept_empty = ("fact.norm", "fact.position", "fact.attention")
     return [

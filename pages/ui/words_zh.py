@@ -287,3 +287,24 @@ CHINESE: dict[str, str] = {
     "pattern.mixed": "混合",
     "pattern.duplicate": "与 {place} 重复",
 }
+
+CHINESE_FACTS = {
+    "about 100 languages, Chinese and English among them": "约 100 种语言，包括中文和英文",
+    "English only": "仅英文",
+    "English; other languages only as bytes": "英文；其他语言只能按字节读入",
+    "English speech": "英语语音",
+    "The weights were quantised to 4 bits at the source and are run unpacked.": (
+        "权重在来源处量化为 4 位，运行时展开。"
+    ),
+    "English only: most Chinese characters are unknown to it and become [UNK].": (
+        "仅支持英文：多数汉字不在词表中，会变成 [UNK]。"
+    ),
+    "Listens to 30 seconds of sound; its decoder looks at the sound by cross attention.": (
+        "听取 30 秒声音；解码器通过交叉注意力查看声音。"
+    ),
+    "full": "完整",
+    "learned": "学习得到",
+    "rotary": "旋转（rotary）",
+    "sinusoidal (encoder), learned (decoder)": "正弦（编码器），学习得到（解码器）",
+}
+"""What the core says of models, by its English words; what is not here stays English."""

@@ -142,6 +142,7 @@ def main() -> None:
     parser.add_argument("--lengths", type=int, nargs="+", default=[512, 2048])
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--shapes", nargs="+", default=["bert-base", "gpt2-small"])
+    parser.add_argument("--ways", nargs="+", help="names as in the table; the first is the base")
     parser.add_argument("--no-memory", action="store_true")
     parser.add_argument("--one", nargs=3, metavar=("SHAPE", "LENGTH", "WAY"))
     options = parser.parse_args()
@@ -158,7 +159,9 @@ def main() -> None:
             model = build(shape, length)
             inputs = {"input_ids": torch.randint(1000, 20000, (1, length))}
             base = 0.0
-            for name, runs in measure(ways(model, inputs), options.repeats).items():
+            found = ways(model, inputs)
+            chosen = {name: found[name] for name in options.ways or found}
+            for name, runs in measure(chosen, options.repeats).items():
                 middle = statistics.median(runs)
                 base = base or middle
                 line = f"{shape:11} N={length:5} {name:24} {middle:7.2f} s  {middle / base:5.2f}x"

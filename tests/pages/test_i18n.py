@@ -5,8 +5,8 @@ from typing import get_args
 
 import pytest
 
-from core import errors
-from core.results import Feed, Kind
+from core import errors, open_service
+from core.results import Feed, Kind, ModelInfo
 from pages.ui.controls import EXAMPLES
 from pages.ui.i18n import CATALOGUES, Words, language_of_browser
 from pages.ui.session import SCALES, SPECIALS, VIEWS
@@ -112,3 +112,11 @@ def test_language_follows_the_browser() -> None:
     assert language_of_browser("de-DE") == "en"
     assert language_of_browser(None) == "en"
     assert set(CATALOGUES) == {"en", "zh"}
+
+
+@pytest.mark.parametrize("info", open_service().models(), ids=lambda info: str(info.id))
+def test_what_is_said_of_embedded_models_is_said_in_chinese_too(info: ModelInfo) -> None:
+    for text in (info.languages, info.note, info.attention, info.position):
+        assert Words("zh").fact(text) != text
+        assert Words("en").fact(text) == text
+    assert Words("zh").fact("a model of one's own") == "a model of one's own"
