@@ -127,7 +127,7 @@ class HeadStatistics:
         (r0, r1), weights = tile.rows, tile.weights
         # -sum P log P, where log P = score - lse and the weights of a row sum to 1.
         self.entropy[:, r0:r1] = tile.log_sum_exp - row_dots(weights, tile.scores)
-        self.highest[:, r0:r1] = weights.amax(-1)
+        self.highest[:, r0:r1] = tile.highest
         pooled = None
         if self.overview is not None:
             pooled = self._add_overview(self.overview, tile)

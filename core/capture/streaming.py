@@ -78,6 +78,7 @@ class Tile:
             by side so that one product can read both.
         log_sum_exp: [head, row]; log weights are scores - log_sum_exp, in nats. Scores of hidden
             keys are about -1e30, finite; rows that see nothing have 0.
+        highest: [head, row], the largest weight.
     """
 
     rows: tuple[int, int]
@@ -85,6 +86,7 @@ class Tile:
     weights: Tensor
     joint: Tensor
     log_sum_exp: Tensor
+    highest: Tensor
 
     @property
     def scratch(self) -> Tensor:
@@ -179,7 +181,8 @@ def stream_attention(
         # The fused softmax is twice as fast as its five steps, but does not tell the row's
         # log-sum-exp; the largest weight is exp(largest score - lse), which gives it back.
         torch.softmax(scores, -1, out=weights)
-        row_lse = scores.amax(-1) - weights.amax(-1).log()
+        highest = weights.amax(-1)
+        row_lse = scores.amax(-1) - highest.log()
         if block.has_blind_rows:
             blind = block.n_visible == 0
             weights[:, blind] = 0
@@ -194,7 +197,7 @@ def stream_attention(
             tile_out = tile_out * kept[..., None]
         output[r0:r1] = tile_out.transpose(0, 1)
         if listener is not None:
-            listener.add_tile(Tile((r0, r1), block, weights, joint, row_lse))
+            listener.add_tile(Tile((r0, r1), block, weights, joint, row_lse, highest))
     return Streamed(output, log_sum_exp, sink_mass)
 
 

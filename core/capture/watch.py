@@ -121,7 +121,8 @@ def _tile(rows: tuple[int, int], block: Block, weights: Tensor) -> Tile:
     if block.hidden is not None:
         c0, c1 = block.masked
         logs[:, :, c0:c1].masked_fill_(block.hidden & (weights[:, :, c0:c1] == 0), HIDDEN_SCORE)
-    return Tile(rows, block, weights, joint, weights.new_zeros(n_heads, weights.shape[1]))
+    none = weights.new_zeros(n_heads, weights.shape[1])
+    return Tile(rows, block, weights, joint, none, weights.amax(-1))
 
 
 def _integrity(
