@@ -23,6 +23,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 import torch
 import transformers as hf
 
+from core.capture.blocks import block_coverage
 from core.capture.engine import capture_forward
 from core.capture.record import CaptureOptions
 from core.capture.statistics import StatisticsOptions
@@ -104,6 +105,19 @@ def rebuild_ms(model: Any, inputs: dict[str, Any]) -> tuple[float, float]:
     return best[0], best[1]
 
 
+def block_seconds(model: Any, inputs: dict[str, Any]) -> float:
+    """Returns CPU seconds of the second pass, which finds blocks, over all layers."""
+    taken = capture_forward(
+        model, inputs, options=CaptureOptions(StatisticsOptions(pairs=False, js=False))
+    )
+    start = time.process_time()
+    for record in taken.records.values():
+        assert record.store is not None
+        for layer, figures in enumerate(record.layers):
+            block_coverage(record.store, layer, figures, record.visibilities[layer])
+    return time.process_time() - start
+
+
 def peak_growth(shape: str, length: int, way: str) -> tuple[int, int]:
     """Returns how much a fresh process grows over the loaded model, and the kept q, k and lse."""
     command = [sys.executable, "-m", "tests.benchmarks.bench", "--one", shape, str(length), way]
@@ -170,6 +184,9 @@ def main() -> None:
                     growth, store = peak_growth(shape, length, name)
                     line += f"  peak +{growth / MIB:.0f} MiB, of it kept {store / MIB:.0f}"
                 print(line, flush=True)
+            took = block_seconds(model, inputs)
+            line = f"{shape:11} N={length:5} {'block pass apart':24} {took:7.2f} s"
+            print(f"{line}  {took / base:5.2f}x")
             window, whole = rebuild_ms(model, inputs)
             print(
                 f"{shape:11} N={length:5} 256 x 256 window {window:.2f} ms, one map {whole:.2f} ms"
