@@ -4,6 +4,7 @@
 and makes sure that attention was really seen.
 """
 
+import inspect
 import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
@@ -186,6 +187,10 @@ def _run(model: nn.Module, inputs: Mapping[str, Any], backend: Backend, recorder
     arguments: dict[str, Any] = dict(inputs)
     if recorder.options.hold_hidden:
         arguments["output_hidden_states"] = True
+    if not {"cache", "past_key_values"} & arguments.keys():
+        if "use_cache" in inspect.signature(model.forward).parameters:
+            # Nobody continues from here, and a cache holds all keys and values to the end.
+            arguments.setdefault("use_cache", False)
     with torch.inference_mode(), ExitStack() as stack:
         if backend == "interface":
             collector = InterfaceCollector(recorder)
