@@ -26,9 +26,11 @@ from core.cache import ByteCache, FairQueue
 from core.capture.assemble import assemble
 from core.capture.engine import ForwardCapture, capture_forward
 from core.capture.record import CaptureOptions, StackRecord
-from core.capture.statistics import cell_edges
+from core.capture.row_sums import compile_loops
 from core.capture.store import MapStore, QueryKeyStore, mean_map
+from core.capture.sums import cell_edges
 from core.errors import BadInputError, HeadscopeError, InternalError, OutOfMemoryError
+from core.home import spill_folder
 from core.limits import (
     CAPTURE_CACHE_BYTES,
     GIB,
@@ -40,7 +42,6 @@ from core.limits import (
 )
 from core.models.audio import EncodedSound, encode_sound
 from core.models.catalogue import CATALOGUE
-from core.models.home import spill_folder
 from core.models.loading import LoadedModel, embedded_info, explain, load_model, wrap_module
 from core.models.prepare import prepare_model
 from core.models.sources import SourcePolicy
@@ -162,9 +163,13 @@ class HeadscopeService:
     def prepare(
         self, ids: tuple[str, ...] = (), *, progress: ProgressCallback | None = None
     ) -> tuple[ModelInfo, ...]:
-        """Fetches and converts embedded models (all when none is named) and lists them."""
+        """Fetches and converts embedded models (all when none is named) and lists them.
+
+        Compiles what captures need compiled, too.
+        """
         for model_id in ids or tuple(CATALOGUE):
             prepare_model(model_id, progress)
+        compile_loops()
         return tuple(m for m in self.models() if not ids or m.id in ids)
 
     def model_info(

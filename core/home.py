@@ -23,6 +23,11 @@ def spill_folder() -> Path:
     return home_folder() / "spill"
 
 
+def compiled_folder() -> Path:
+    """Returns the folder for machine code of compiled loops."""
+    return home_folder() / "compiled"
+
+
 def _user_cache_folder() -> Path:
     if sys.platform == "darwin":
         return Path.home() / "Library" / "Caches"
