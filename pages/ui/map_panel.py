@@ -206,8 +206,6 @@ def _draw_pooled(
         key="attention.map",
     )
     note = words("attention.pooled", count=len(attention.key_tokens), size=weights.shape[1])
-    if place.layer is None or place.head is None:
-        note += " " + words("attention.pooled.mean")
     if current_view().special == "hide":
         note += " " + words("attention.pooled.special")
     st.caption(note)

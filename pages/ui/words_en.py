@@ -146,8 +146,7 @@ ENGLISH: dict[str, str] = {
     "attention.map.all_special": "Every token of this text is special; nothing is left to show "
     "with them hidden.",
     "attention.pooled": "{count} tokens: the map is pooled to {size} × {size} cells, each "
-    "showing the largest weight in it. The exact weights of a part are below.",
-    "attention.pooled.mean": "A mean here is the mean of those largest weights.",
+    "showing the mean weight of its tokens. The exact weights of a part are below.",
     "attention.pooled.special": "Special tokens are hidden in the exact part only.",
     "attention.pooled.cell": "tokens {start}–{stop}",
     "attention.window": "Exact part",

@@ -140,8 +140,7 @@ CHINESE: dict[str, str] = {
     "attention.map.hidden": "特殊词元已隐藏，每行余下的权重重新归一到 1。",
     "attention.map.all_special": "这段文本只有特殊词元，隐藏后没有可显示的内容。",
     "attention.pooled": "共 {count} 个词元：图已合并为 {size} × {size} 格，"
-    "每格取其中最大的权重。局部的精确权重见下方。",
-    "attention.pooled.mean": "这里的平均是这些最大权重的平均。",
+    "每格是其中权重的平均值。局部的精确权重见下方。",
     "attention.pooled.special": "特殊词元只在精确局部里隐藏。",
     "attention.pooled.cell": "第 {start}–{stop} 个词元",
     "attention.window": "精确局部",
