@@ -1,43 +1,12 @@
-// Draws all heads into one canvas and reports the chosen one. Data only ever becomes pixels or
-// textContent. State of one mounted grid lives on its root element, which survives new data.
+// Draws all heads into one canvas and reports the chosen one (after canvas.js). Data only ever
+// becomes pixels or textContent. State of one mounted grid lives on its root element, which
+// survives new data.
 
 const INDEX_SPACE = 22; // CSS pixels for the layer numbers on the left and head numbers on top
 const MAX_HEIGHT = 560;
 const MAX_HEIGHT_DEEP = 700; // for models with more layers than heads
 const WIDEST = 1.7; // a cell may be this much wider than high
 const MIN_CELL = 9;
-
-function unpack(data) {
-  const bytes = data.slice(); // the view starts at an odd offset
-  const length = new DataView(bytes.buffer).getUint32(0, true);
-  const header = JSON.parse(new TextDecoder().decode(bytes.subarray(4, 4 + length)));
-  return { header, pixels: bytes.subarray(4 + length) };
-}
-
-function isDark(element) {
-  const colour = getComputedStyle(element).getPropertyValue("--st-background-color").trim();
-  const probe = document.createElement("canvas").getContext("2d");
-  probe.fillStyle = colour || "#ffffff";
-  const hex = probe.fillStyle;
-  const part = (i) => parseInt(hex.slice(i, i + 2), 16);
-  return 0.299 * part(1) + 0.587 * part(3) + 0.114 * part(5) < 128;
-}
-
-function lookUp(stops) {
-  const table = new Uint32Array(256);
-  for (let value = 0; value < 256; value += 1) {
-    const at = Math.min(value / 254, 1);
-    let i = 0;
-    while (i < stops.length - 2 && at > stops[i + 1][0]) i += 1;
-    const share = (at - stops[i][0]) / (stops[i + 1][0] - stops[i][0]);
-    const channel = (k) => {
-      const [a, b] = [stops[i][1], stops[i + 1][1]].map((c) => parseInt(c.slice(k, k + 2), 16));
-      return Math.round(a + (b - a) * share);
-    };
-    table[value] = (255 << 24) | (channel(5) << 16) | (channel(3) << 8) | channel(1);
-  }
-  return table;
-}
 
 function paintPixels(header, pixels, table) {
   const { layers, heads, rows, columns } = header;
@@ -63,12 +32,6 @@ function paintPixels(header, pixels, table) {
 }
 
 function makeParts(root) {
-  const make = (tag, name, parent) => {
-    const element = document.createElement(tag);
-    element.className = name;
-    parent.appendChild(element);
-    return element;
-  };
   root.replaceChildren();
   const scroll = make("div", "grid-scroll", root);
   const canvas = make("canvas", "grid", scroll);
@@ -104,7 +67,7 @@ export default function headGrid({ data, parentElement, setTriggerValue }) {
   if (!root || !data) return undefined;
   const parts = root.headscope ?? (root.headscope = makeParts(root));
   const { canvas, scroll, tip, live, legend } = parts;
-  const { header, pixels } = unpack(data);
+  const { header, body: pixels } = unpack(data);
   const { layers, heads, rows, columns } = header;
   const chosen = [header.chosenLayers[0] ?? 0, header.chosenHeads[0] ?? 0];
   const place = chosen.join();
@@ -225,19 +188,7 @@ export default function headGrid({ data, parentElement, setTriggerValue }) {
     return layer >= 0 && layer < layers && head >= 0 && head < heads ? [layer, head] : null;
   }
 
-  function showTip(where, x, y) {
-    tip.replaceChildren();
-    for (const words of tipOf(where)) {
-      const row = document.createElement("div");
-      row.textContent = words;
-      tip.appendChild(row);
-    }
-    tip.style.display = "block";
-    const left = Math.min(x + 14, window.innerWidth - tip.offsetWidth - 8);
-    const top = Math.min(y + 14, window.innerHeight - tip.offsetHeight - 8);
-    tip.style.left = `${left}px`;
-    tip.style.top = `${top}px`;
-  }
+  const showTip = (where, x, y) => placeTip(tip, tipOf(where), x, y);
 
   const hideTip = () => {
     tip.style.display = "none";
@@ -309,19 +260,11 @@ export default function headGrid({ data, parentElement, setTriggerValue }) {
       .forEach((button) => button.dispatchEvent(new MouseEvent("click", { bubbles: true })));
   };
   document.addEventListener("keydown", reset);
-  const resized = new ResizeObserver(redraw);
-  resized.observe(scroll);
-  // The theme changes colours without new data.
-  const themed = new MutationObserver(redraw);
-  for (let node = root; node; node = node.parentElement ?? node.getRootNode().host) {
-    themed.observe(node, { attributes: true, attributeFilter: ["style", "class"] });
-    if (node === document.body) break;
-  }
+  const unwatch = watch(root, scroll, redraw);
   draw();
   return () => {
     document.removeEventListener("keydown", reset);
-    resized.disconnect();
-    themed.disconnect();
+    unwatch();
     if (frame) cancelAnimationFrame(frame);
     hideTip();
   };

@@ -1,15 +1,11 @@
 """All heads of a model as one grid: a canvas that the mouse and the arrow keys work.
 
-The pictures travel as one `bytes` value (a dict with bytes would arrive as text): four bytes with
-the length of the header, the header as JSON, then one byte a pixel, heads row by row. The chosen
-head comes back as a trigger, never as state: the address stays the truth, so Back works.
+The pictures travel as one byte a pixel, heads row by row. The chosen head comes back as a trigger,
+never as state: the address stays the truth, so Back works.
 """
 
-import json
 import math
-import struct
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,7 +13,7 @@ import streamlit as st
 from numpy.typing import NDArray
 
 from core.results import AttentionResult, FloatArray
-from pages.ui import charts, quantities
+from pages.ui import canvas, charts, quantities
 from pages.ui.i18n import Words
 
 UNDEFINED = 255
@@ -26,12 +22,11 @@ UNDEFINED = 255
 PIXEL_BUDGET = 144 * 1024
 """Bytes of all thumbnails together: a page stays well under 1 MB."""
 
-_HERE = Path(__file__).parent
 _grid = st.components.v2.component(
     "headscope_head_grid",
     html='<div class="grid-root"></div>',
-    css=(_HERE / "head_grid.css").read_text(encoding="utf-8"),
-    js=(_HERE / "head_grid.js").read_text(encoding="utf-8"),
+    css=canvas.style("head_grid.css"),
+    js=canvas.script("head_grid.js"),
 )
 
 
@@ -83,12 +78,6 @@ def tooltips(attention: AttentionResult, metrics: Sequence[str], words: Words) -
     return out
 
 
-def pack(header: dict[str, Any], pixels: NDArray[np.uint8]) -> bytes:
-    """Returns header and pixels as the one value the component reads."""
-    text = json.dumps(header, ensure_ascii=True, allow_nan=False).encode("ascii")
-    return struct.pack("<I", len(text)) + text + pixels.tobytes()
-
-
 def grid_payload(
     pixels: NDArray[np.uint8],
     tips: list[list[str]],
@@ -121,24 +110,15 @@ def grid_payload(
         "light": charts.LIGHT_STOPS,
         "dark": charts.DARK_STOPS,
     }
-    return pack(header, pixels)
+    return canvas.pack(header, pixels.tobytes())
 
 
 def show_grid(payload: bytes, *, key: str, on_choose: Callable[[int, int], None]) -> None:
     """Draws the grid; `on_choose` gets layer and head before the next run starts."""
 
     def choose() -> None:
-        value = st.session_state[key].head
-        place = parse_choice(value)
+        place = canvas.whole_numbers(st.session_state[key].head, 2)
         if place is not None:
-            on_choose(*place)
+            on_choose(place[0], place[1])
 
     _grid(data=payload, key=key, on_head_change=choose)
-
-
-def parse_choice(value: object) -> tuple[int, int] | None:
-    """Returns layer and head of what the browser sent, or None when it is not two indices."""
-    if not isinstance(value, list | tuple) or len(value) != 2:
-        return None
-    place = [v for v in value if isinstance(v, int | float) and v >= 0 and v == int(v)]
-    return (int(place[0]), int(place[1])) if len(place) == 2 else None

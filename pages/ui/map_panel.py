@@ -1,6 +1,6 @@
 """The right half of the attention page: the map of the chosen head, whole or pooled with a part."""
 
-from collections.abc import Sequence
+import math
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -14,7 +14,8 @@ from pages.ui.captured import Shown
 from pages.ui.charts import MapWords
 from pages.ui.i18n import Words
 from pages.ui.labels import axis_labels, plain_label
-from pages.ui.session import change_map, changer, current_view, keep_widget
+from pages.ui.map_canvas import Part, Window, map_payload, show_map
+from pages.ui.session import change_map, current_view
 
 WHOLE_TOKENS = 512
 """Longest axis whose map is sent whole (1 MiB as float32); longer ones are pooled."""
@@ -92,20 +93,19 @@ def map_panel(
     Returns:
         The whole map where it is short enough, else None.
     """
-    whole = None
     title = map_title(attention, words)
+    whole = None
     if is_whole(attention):
         whole = session.service().head_map(map_request(shown, attention), progress=shown.report)
-        exact = whole
+        table = _table(whole, attention)
         if whole.weights.size:
-            _draw(whole.weights, exact, attention, title, words, dark=dark, key="attention.map")
+            _draw_whole(whole, attention, title, words, dark=dark)
         else:
             st.info(words("attention.map.all_special"))
     else:
-        _draw_pooled(shown, attention, title, words, dark=dark)
-        exact = _draw_part(shown, attention, words, dark=dark)
+        table = _draw_long(shown, attention, title, words, dark=dark)
     _read_lines(words)
-    _download(exact, attention, words)
+    _download(table, attention, words)
     return whole
 
 
@@ -119,109 +119,81 @@ def _read_lines(words: Words) -> None:
     st.caption(" ".join(lines) + "  \n" + words("attention.map.not"))
 
 
-def _draw(
-    weights: FloatArray,
-    exact: MapResult,
-    attention: AttentionResult,
-    title: str,
-    words: Words,
-    *,
-    dark: bool,
-    key: str,
-) -> None:
-    _show(
-        weights,
-        axis_labels(attention.query_tokens, exact.query_index),
-        axis_labels(attention.key_tokens, exact.key_index),
-        title,
-        words,
-        dark=dark,
-        key=key,
-    )
-
-
-def _show(
-    weights: FloatArray,
-    query_labels: Sequence[str],
-    key_labels: Sequence[str],
-    title: str,
-    words: Words,
-    *,
-    dark: bool,
-    key: str,
-) -> None:
+def _scale() -> charts.Scale:
     scale = current_view().scale
-    chosen: charts.Scale = "sqrt" if scale == "sqrt" else "row" if scale == "row" else "linear"
+    return "sqrt" if scale == "sqrt" else "row" if scale == "row" else "linear"
+
+
+def _draw_whole(
+    whole: MapResult, attention: AttentionResult, title: str, words: Words, *, dark: bool
+) -> None:
     figure = charts.head_figure(
-        weights,
-        query_labels,
-        key_labels,
+        whole.weights,
+        axis_labels(attention.query_tokens, whole.query_index),
+        axis_labels(attention.key_tokens, whole.key_index),
         MapWords(
             title=title,
-            legend=words(f"attention.legend.{chosen}"),
+            legend=words(f"attention.legend.{_scale()}"),
             query=words("attention.hover.query"),
             key=words("attention.hover.key"),
             weight=words("attention.hover.weight"),
             query_axis=words("attention.axis.query"),
             key_axis=words("attention.axis.key"),
         ),
-        scale=chosen,
+        scale=_scale(),
         dark=dark,
     )
     st.plotly_chart(
         figure,
-        key=key,
+        key="attention.map",
         config={"displaylogo": False, "modeBarButtonsToRemove": ["select2d", "lasso2d"]},
         alt=title,
     )
 
 
-def pooled_labels(n_tokens: int, n_cells: int, words: Words) -> list[str]:
+@dataclass(frozen=True)
+class Table:
+    """What is shown, for a file: weights [query, key] and a label a row and column."""
+
+    weights: FloatArray
+    query_labels: list[str]
+    key_labels: list[str]
+
+
+def _table(exact: MapResult, attention: AttentionResult) -> Table:
+    return Table(
+        exact.weights,
+        [plain_label(attention.query_tokens, i) for i in exact.query_index],
+        [plain_label(attention.key_tokens, i) for i in exact.key_index],
+    )
+
+
+def cell_labels(n_tokens: int, n_cells: int) -> list[str]:
     """Returns the label of each pooled cell: the token positions it covers."""
     edges = [i * n_tokens // n_cells for i in range(n_cells + 1)]
-    return [words("attention.pooled.cell", start=a, stop=b - 1) for a, b in pairwise(edges)]
+    return [f"{a}–{b - 1}" if b - a > 1 else str(a) for a, b in pairwise(edges)]
 
 
-def _draw_pooled(
-    shown: Shown, attention: AttentionResult, title: str, words: Words, *, dark: bool
-) -> None:
-    request = OverviewRequest(
-        shown.request,
-        kind=attention.kind,
-        text_index=attention.text_index,
-        size=OVERVIEW_SIZE,
-    )
-    pooled = session.service().overview(request, progress=shown.report).weights
-    place = chosen_place(attention)
-    part = pooled if place.layer is None else pooled[place.layer : place.layer + 1]
-    part = part if place.head is None else part[:, place.head : place.head + 1]
-    weights = part.astype(np.float32).mean(axis=(0, 1))
-    _show(
-        weights,
-        pooled_labels(len(attention.query_tokens), weights.shape[0], words),
-        pooled_labels(len(attention.key_tokens), weights.shape[1], words),
-        title,
-        words,
-        dark=dark,
-        key="attention.map",
-    )
-    note = words("attention.pooled", count=len(attention.key_tokens), size=weights.shape[1])
-    if current_view().special == "hide":
-        note += " " + words("attention.pooled.special")
-    st.caption(note)
+def shown_window(attention: AttentionResult) -> Window:
+    """Returns the window of the map that the view names, clamped to the text; else all of it."""
+    shape = len(attention.query_tokens), len(attention.key_tokens)
+    named = current_view().window.split(".")
+    asked = [int(v) for v in named if v.isascii() and v.isdigit() and len(v) < 9]
+    if len(asked) != 4:
+        return (0, shape[0], 0, shape[1])
+    rows = _clamped(asked[0], asked[1], shape[0])
+    return (*rows, *_clamped(asked[2], asked[3], shape[1]))
+
+
+def _clamped(start: int, stop: int, count: int) -> tuple[int, int]:
+    first = max(0, min(start, count - 1))
+    return first, max(first + 1, min(stop, count))
 
 
 def part_windows(attention: AttentionResult) -> tuple[tuple[int, int], tuple[int, int]]:
-    """Returns [start, stop) of the exact part's queries and keys, clamped to the text."""
-    view = current_view()
-    windows = []
-    for start, tokens in (
-        (view.start_query, attention.query_tokens),
-        (view.start_key, attention.key_tokens),
-    ):
-        first = max(0, min(start, len(tokens) - PART_TOKENS))
-        windows.append((first, min(first + PART_TOKENS, len(tokens))))
-    return windows[0], windows[1]
+    """Returns [start, stop) of the queries and keys that are shown singly."""
+    q0, q1, k0, k1 = shown_window(attention)
+    return (q0, min(q1, q0 + PART_TOKENS)), (k0, min(k1, k0 + PART_TOKENS))
 
 
 def exact_part(
@@ -244,50 +216,102 @@ def exact_part(
     )
 
 
-def _draw_part(shown: Shown, attention: AttentionResult, words: Words, *, dark: bool) -> MapResult:
+def _draw_long(
+    shown: Shown, attention: AttentionResult, title: str, words: Words, *, dark: bool
+) -> Table:
+    """Draws a map too long to be sent whole: its means, and the exact weights of a small window."""
+    window = shown_window(attention)
     rows, keys = part_windows(attention)
-    st.subheader(words("attention.window"), anchor=False)
-    with st.container(horizontal=True, key="attention.part"):
-        for name, field, window, tokens in (
-            ("query", "start_query", rows, attention.query_tokens),
-            ("key", "start_key", keys, attention.key_tokens),
-        ):
-            key = f"attention.{field}"
-            keep_widget(key, window[0])
-            st.number_input(
-                words(f"attention.window.{name}"),
-                0,
-                max(0, len(tokens) - PART_TOKENS),
-                step=PART_TOKENS // 2,
-                key=key,
-                width=160,
-                on_change=changer(key, field, range(len(tokens)), change_map),
-            )
-    part = exact_part(shown, attention, rows, keys)
-    title = words(
-        "attention.window.title",
-        query_start=rows[0],
-        query_stop=rows[1] - 1,
-        key_start=keys[0],
-        key_stop=keys[1] - 1,
+    pooled = _pooled(shown, attention)
+    part = None
+    table = Table(
+        pooled,
+        cell_labels(len(attention.query_tokens), pooled.shape[0]),
+        cell_labels(len(attention.key_tokens), pooled.shape[1]),
     )
-    if part.weights.size:
-        _draw(part.weights, part, attention, title, words, dark=dark, key="attention.part.map")
-    else:
-        st.info(words("attention.map.all_special"))
-    return part
+    if (*rows, *keys) == window:
+        exact = exact_part(shown, attention, rows, keys)
+        part = _part(exact, attention, window)
+        table = _table(exact, attention)
+    scale = _scale()
+    names = ("closer", "wider", "whole", "exact", "mean", "rowPeak")
+    spoken = {name: words(f"attention.canvas.{name}") for name in names}
+    spoken["pooled"] = words(
+        "attention.canvas.pooled",
+        rows=math.ceil(len(attention.query_tokens) / pooled.shape[0]),
+        columns=math.ceil(len(attention.key_tokens) / pooled.shape[1]),
+    )
+    spoken |= {name: words(f"attention.hover.{name}") for name in ("query", "key", "weight")}
+    spoken |= {f"{name}Axis": words(f"attention.axis.{name}") for name in ("query", "key")}
+    spoken["legend"] = words(f"attention.canvas.{scale}")
+    st.subheader(title, anchor=False)
+    payload = map_payload(
+        pooled,
+        (len(attention.query_tokens), len(attention.key_tokens)),
+        window,
+        part,
+        spoken,
+        scale=scale,
+        label=title,
+        chosen=_chosen_cell(),
+        dark=dark,
+    )
+    show_map(
+        payload,
+        key="attention.map",
+        on_window=lambda w: change_map(window=".".join(map(str, w))),
+        on_cell=choose_cell,
+    )
+    st.caption(words("attention.canvas.how"))
+    if current_view().special == "hide":
+        st.caption(words("attention.pooled.special"))
+    return table
 
 
-def _download(exact: MapResult, attention: AttentionResult, words: Words) -> None:
+def _pooled(shown: Shown, attention: AttentionResult) -> FloatArray:
+    """Returns means [query cell, key cell] of the chosen map."""
+    request = OverviewRequest(
+        shown.request,
+        kind=attention.kind,
+        text_index=attention.text_index,
+        size=OVERVIEW_SIZE,
+    )
+    weights = session.service().overview(request, progress=shown.report).weights
+    place = chosen_place(attention)
+    chosen = weights if place.layer is None else weights[place.layer : place.layer + 1]
+    chosen = chosen if place.head is None else chosen[:, place.head : place.head + 1]
+    mean: FloatArray = chosen.mean(axis=(0, 1), dtype=np.float32)
+    return mean
+
+
+def _part(exact: MapResult, attention: AttentionResult, window: Window) -> Part:
+    q0, q1, k0, k1 = window
+    weights = np.full((q1 - q0, k1 - k0), np.nan, np.float32)
+    at = np.ix_([q - q0 for q in exact.query_index], [k - k0 for k in exact.key_index])
+    weights[at] = exact.weights
+    return Part(
+        window,
+        weights,
+        [plain_label(attention.query_tokens, i) for i in range(q0, q1)],
+        [plain_label(attention.key_tokens, i) for i in range(k0, k1)],
+    )
+
+
+def choose_cell(query: int, key: int) -> None:
+    """Chooses the token that looks and the token looked at."""
+    st.session_state["headscope.token"] = {"query": query, "key": key}
+
+
+def _chosen_cell() -> tuple[int, int] | None:
+    chosen = st.session_state.get("headscope.token", {})
+    return (chosen["query"], chosen["key"]) if chosen.keys() >= {"query", "key"} else None
+
+
+def _download(table: Table, attention: AttentionResult, words: Words) -> None:
     place = chosen_place(attention)
 
     def make() -> bytes:
-        return charts.map_csv(
-            exact.weights,
-            [plain_label(attention.query_tokens, i) for i in exact.query_index],
-            [plain_label(attention.key_tokens, i) for i in exact.key_index],
-            "query \\ key",
-        )
+        return charts.map_csv(table.weights, table.query_labels, table.key_labels, "query \\ key")
 
     layer = "mean" if place.layer is None else str(place.layer)
     head = "mean" if place.head is None else str(place.head)

@@ -47,7 +47,7 @@ class View:
         view: one head, the mean of a layer's heads, of a head over layers, or of all.
         kind: encoder, decoder or cross; "" for the model's first.
         colour: "map" or the metric that colours the grid.
-        start_query, start_key: first row and column of the exact part of a long text.
+        window: part of a long map, "query start.stop.key start.stop"; "" for all of it.
     """
 
     model: str = DEFAULT_MODEL
@@ -58,8 +58,7 @@ class View:
     scale: str = "linear"
     special: str = "show"
     colour: str = "map"
-    start_query: int = 0
-    start_key: int = 0
+    window: str = ""
     feed: str = "typed"
     dtype: str = "auto"
     device: str = "auto"

@@ -145,14 +145,20 @@ ENGLISH: dict[str, str] = {
     "rescaled to 1.",
     "attention.map.all_special": "Every token of this text is special; nothing is left to show "
     "with them hidden.",
-    "attention.pooled": "{count} tokens: the map is pooled to {size} × {size} cells, each "
-    "showing the mean weight of its tokens. The exact weights of a part are below.",
-    "attention.pooled.special": "Special tokens are hidden in the exact part only.",
-    "attention.pooled.cell": "tokens {start}–{stop}",
-    "attention.window": "Exact part",
-    "attention.window.query": "Queries from",
-    "attention.window.key": "Keys from",
-    "attention.window.title": "Queries {query_start}–{query_stop}, keys {key_start}–{key_stop}",
+    "attention.pooled.special": "Special tokens are hidden only where exact weights are shown.",
+    "attention.canvas.closer": "Closer",
+    "attention.canvas.wider": "Wider",
+    "attention.canvas.whole": "The whole map",
+    "attention.canvas.exact": "exact weights",
+    "attention.canvas.pooled": "means of {rows} × {columns} tokens a cell",
+    "attention.canvas.mean": "mean weight",
+    "attention.canvas.rowPeak": "its row's maximum",
+    "attention.canvas.linear": "attention weight",
+    "attention.canvas.sqrt": "attention weight, square root scale",
+    "attention.canvas.row": "attention weight, each row scaled to its maximum",
+    "attention.canvas.how": "Drag a rectangle to look closer; a window of up to 256 × 256 tokens "
+    "shows exact weights. Click: closer, or choose the token. Wheel (after a click): closer and "
+    "wider. Arrow keys: move, + and −: closer and wider, Home: the whole map.",
     "attention.csv": "Download CSV",
     "attention.csv.help": "The weights shown above, one row a query.",
     "attention.metrics": "Figures of this head",

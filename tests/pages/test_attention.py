@@ -1,6 +1,8 @@
 import json
+import struct
 from collections.abc import Callable
 
+import numpy as np
 import pytest
 from streamlit.testing.v1 import AppTest
 
@@ -136,14 +138,45 @@ def test_text_above_the_limit_offers_to_cut(open_app: OpenApp, fake: FakeService
     assert fake.runs[-1].truncate
 
 
-def test_long_text_is_pooled_with_an_exact_part(open_app: OpenApp) -> None:
+def long_map(app: AppTest) -> tuple[dict, np.ndarray]:
+    """Returns header and numbers of the canvas."""
+    data = next(e for e in app.get("bidi_component") if "map" in e.proto.component_name).proto.bytes
+    (length,) = struct.unpack("<I", data[:4])
+    return json.loads(data[4 : 4 + length]), np.frombuffer(data[4 + length :], "<f4")
+
+
+def test_a_long_text_is_pooled_and_a_small_window_of_it_exact(open_app: OpenApp) -> None:
     app = type_text(open_app(), "word " * 900)
-    pooled, part = figure(app, 0), figure(app, 1)
-    assert len(set(pooled["data"][0]["x"])) == 256
-    assert len(set(part["data"][0]["x"])) == 256
-    app.number_input(key="attention.start_query").set_value(300).run()
-    assert figure(app, 1)["data"][0]["y"][0].startswith("300 ")
-    assert "902 tokens" in texts(app)
+    assert not app.get("plotly_chart")
+    header, numbers = long_map(app)
+    assert (header["queries"], header["cells"], header["part"]) == (902, [256, 256], None)
+    assert header["window"] == [0, 902, 0, 902]
+    assert len(numbers) == 256 * 256
+    app.query_params["window"] = "300.420.10.90"
+    header, numbers = long_map(app.run())
+    assert header["window"] == header["part"] == [300, 420, 10, 90]
+    assert header["queryLabels"][0].startswith("300 ")
+    assert len(numbers) == 256 * 256 + 120 * 80
+    assert not app.exception
+
+
+@pytest.mark.parametrize(
+    ("asked", "window"),
+    [
+        ("", [0, 902, 0, 902]),
+        ("1.2.3", [0, 902, 0, 902]),
+        ("a.b.c.d", [0, 902, 0, 902]),
+        ("-5.10.0.10", [0, 902, 0, 902]),
+        ("9999.99999.20.10", [901, 902, 20, 21]),
+        ("0.99999999999999999999.0.1", [0, 902, 0, 902]),
+        ("\u0661.\u0662.\u0663.\u0664", [0, 902, 0, 902]),
+    ],
+)
+def test_a_window_of_the_address_is_clamped(
+    open_app: OpenApp, asked: str, window: list[int]
+) -> None:
+    app = type_text(open_app(window=asked), "word " * 900)
+    assert long_map(app)[0]["window"] == window
     assert not app.exception
 
 

@@ -65,15 +65,6 @@ def test_tooltips_name_layer_head_pattern_and_figures() -> None:
     assert lines[13][3] == "Uniform rows: not defined"
 
 
-@pytest.mark.parametrize("value", [None, "4,7", [1], [1, -1], [1.5, 2], {"layer": 1}, [True]])
-def test_parse_choice_takes_only_two_indices(value: object) -> None:
-    assert head_grid.parse_choice(value) is None
-
-
-def test_parse_choice_reads_layer_and_head() -> None:
-    assert head_grid.parse_choice([4, 7.0]) == (4, 7)
-
-
 def test_chip_data_carries_one_line_and_not_the_map() -> None:
     tokens = attention().key_tokens
     line = token_chips.ChipLine(

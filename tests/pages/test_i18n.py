@@ -76,7 +76,7 @@ def test_every_key_is_used() -> None:
     parts = (
         "attention.title.",
         "attention.legend.",
-        "attention.window.",
+        "attention.canvas.",
         "overview.card.",
         "page.",
         "progress.",
