@@ -173,6 +173,11 @@ def _read_arguments(given: Sequence[str], help_to: TextIO) -> argparse.Namespace
     running.add_argument(
         "--truncate", action="store_true", help="cut texts to the model's limit, do not refuse"
     )
+    running.add_argument(
+        "--beyond",
+        action="store_true",
+        help="read past the limit where rotary positions allow it, at your own risk",
+    )
 
     parser = _Parser(
         prog="headscope", description="What every attention head does.", allow_abbrev=False
@@ -230,6 +235,7 @@ def _capture_request(options: argparse.Namespace) -> CaptureRequest:
         target=options.target,
         audio=options.audio,
         truncate=options.truncate,
+        beyond=options.beyond,
         blocks=True,
     )
 

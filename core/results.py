@@ -111,6 +111,11 @@ class ModelInfo:
     device: str = ""
     input: Literal["text", "audio"] = "text"
 
+    @property
+    def reads_beyond(self) -> bool:
+        """Whether it can read past its limit: rotary positions have no table that ends."""
+        return self.kind == "decoder" and self.position == "rotary"
+
     def to_dict(self) -> dict[str, Any]:
         """Returns the entry of `python -m core models --json`."""
         keys = ("id", "family", "n_layers", "n_heads", "n_kv_heads", "head_dim", "parameters")
@@ -143,6 +148,8 @@ class CaptureRequest:
         audio: path of a WAV file for models that listen.
         feed: as typed, through the chat template, or with the model's own prefix.
         truncate: cut to the model's limit instead of refusing.
+        beyond: read past the limit instead of refusing, where a decoder's positions are rotary and
+            so go on; the model was not trained there.
         hold_values: keep v too (norm-weighted views need it).
         hold_hidden: keep hidden states too (polysemy needs them).
         blocks: also run the second pass for block_coverage.
@@ -155,6 +162,7 @@ class CaptureRequest:
     audio: str | None = None
     feed: Feed = "typed"
     truncate: bool = False
+    beyond: bool = False
     hold_values: bool = False
     hold_hidden: bool = False
     blocks: bool = False

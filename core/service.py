@@ -429,7 +429,8 @@ def _encode(request: CaptureRequest, loaded: LoadedModel) -> Sequence[Source]:
             "Give a text, or pick a model that listens (whisper-tiny-en).",
         )
     return [
-        encode(loaded, text, feed=request.feed, truncate=request.truncate) for text in request.texts
+        encode(loaded, text, request.feed, truncate=request.truncate, beyond=request.beyond)
+        for text in request.texts
     ]
 
 

@@ -115,12 +115,13 @@ class FakeService:
         info = self.model_info(request.model)
         tokens = tokenize(text)
         if len(tokens) > 4096:
-            if not request.truncate:
+            if not request.truncate and not (request.beyond and info.reads_beyond):
                 raise TooLargeError(
                     f"The text has {len(tokens)} tokens; {info.id} reads at most 4096.",
                     "Shorten it, or cut it to the limit.",
                 )
-            tokens = tokens[:4096]
+            if request.truncate:
+                tokens = tokens[:4096]
         with self._lock:
             self.runs.append(request)
         for layer in range(info.n_layers if self.step_s else 0):

@@ -49,12 +49,18 @@ class _Fed:
 
 
 def encode(
-    loaded: LoadedModel, text: str, feed: Feed = "typed", truncate: bool = False
+    loaded: LoadedModel,
+    text: str,
+    feed: Feed = "typed",
+    *,
+    truncate: bool = False,
+    beyond: bool = False,
 ) -> EncodedText:
     """Returns the ids and tokens of a text, all limits checked before any model runs.
 
     Args:
         truncate: cut to the model's limit instead of refusing.
+        beyond: read past the limit where the model can (`ModelInfo.reads_beyond`).
 
     Raises:
         BadInputError: nothing to read, no chat template, or ids the model has no rows for.
@@ -70,14 +76,22 @@ def encode(
     ids, offsets, added = _tokenise(tokenizer, fed)
     limit = loaded.info.max_tokens
     if limit is not None and len(ids) > limit:
-        if not truncate:
+        can_go_on = loaded.info.reads_beyond
+        if beyond and can_go_on:
+            notes.append(
+                f"The text has {len(ids):,} tokens, {loaded.info.id} was made for {limit:,}: past "
+                "them it reads positions it was never trained on."
+            )
+        elif truncate:
+            notes.append(f"The text has {len(ids):,} tokens; only the first {limit} were read.")
+            ids, offsets, added = _cut(ids, offsets, added, limit)
+        else:
             raise TooLargeError(
                 f"The text has {len(ids):,} tokens; {loaded.info.id} reads at most {limit} "
                 f"({loaded.info.max_tokens_source}).",
-                "Shorten it, or have it cut to the limit (--truncate on the command line).",
+                "Shorten it, or have it cut to the limit (--truncate on the command line)"
+                + (", or go on at your own risk (--beyond)." if can_go_on else "."),
             )
-        notes.append(f"The text has {len(ids):,} tokens; only the first {limit} were read.")
-        ids, offsets, added = _cut(ids, offsets, added, limit)
     if all(added):
         raise BadInputError(
             f"The tokenizer of {loaded.info.id} leaves nothing of this text.",

@@ -9,6 +9,7 @@ const TOP = 6;
 const RIGHT = 8;
 const LEAST = 8; // tokens of the smallest window
 const LABEL_PITCH = 15; // CSS pixels a label needs
+const NEAR = 12; // CSS pixels
 const ASK_AFTER_MS = 180; // a hand that goes on moving asks for nothing
 
 function unpackMap(data) {
@@ -59,7 +60,7 @@ function makeParts(root, words) {
   const live = make("div", "live", root);
   live.setAttribute("aria-live", "polite");
   const tip = make("div", "tip", root);
-  return { canvas, buttons, where, legend, live, tip, window: null, asked: null, timer: 0 };
+  return { canvas, buttons, where, legend, live, tip, window: null, asked: null, timer: 0, drag: null };
 }
 
 export default function mapCanvas({ data, parentElement, setTriggerValue }) {
@@ -75,7 +76,6 @@ export default function mapCanvas({ data, parentElement, setTriggerValue }) {
   if (!parts.asked || !parts.window) parts.window = header.window;
   const context = canvas.getContext("2d");
   let frame = 0;
-  let drag = null;
   let plot = { width: 1, height: 1 };
 
   // What is drawn of a window: exact weights where all of it is here, else cells of the whole map.
@@ -256,11 +256,12 @@ export default function mapCanvas({ data, parentElement, setTriggerValue }) {
         context.strokeRect(x - 1, y - 1, wide1 + 2, high1 + 2);
       }
     }
-    if (drag?.to) {
+    if (parts.drag?.to) {
       context.strokeStyle = text;
       context.lineWidth = 1;
       context.setLineDash([4, 3]);
-      context.strokeRect(drag.from[0], drag.from[1], drag.to[0] - drag.from[0], drag.to[1] - drag.from[1]);
+      const { from: [x0, y0], to: [x1, y1] } = parts.drag;
+      context.strokeRect(x0, y0, x1 - x0, y1 - y0);
       context.setLineDash([]);
     }
     labels(style, text);
@@ -344,27 +345,32 @@ export default function mapCanvas({ data, parentElement, setTriggerValue }) {
     tip.style.display = "none";
   }
 
+  const held = ([x, y]) => [clamp(x, LEFT, LEFT + plot.width), clamp(y, TOP, TOP + plot.height)];
+
   canvas.onpointerdown = (event) => {
     const place = point(event);
-    if (event.button !== 0 || !isInside(share(place))) return;
+    const from = held(place);
+    // A corner of the map is hard to hit: a drag may begin a little outside.
+    const isNear = Math.hypot(place[0] - from[0], place[1] - from[1]) <= NEAR;
+    if (event.button !== 0 || !isNear) return;
     canvas.setPointerCapture(event.pointerId);
-    drag = { from: place, to: null };
+    parts.drag = { from, to: null };
   };
   canvas.onpointermove = (event) => {
     const place = point(event);
-    if (!drag) return showTip(place, event);
-    const far = Math.hypot(place[0] - drag.from[0], place[1] - drag.from[1]) > 4;
-    if (far || drag.to) {
-      drag.to = [clamp(place[0], LEFT, LEFT + plot.width), clamp(place[1], TOP, TOP + plot.height)];
+    if (!parts.drag) return showTip(place, event);
+    const far = Math.hypot(place[0] - parts.drag.from[0], place[1] - parts.drag.from[1]) > 4;
+    if (far || parts.drag.to) {
+      parts.drag.to = held(place);
       hideTip();
       redraw();
     }
     return undefined;
   };
   canvas.onpointerup = (event) => {
-    if (!drag) return;
-    const { from, to } = drag;
-    drag = null;
+    if (!parts.drag) return;
+    const { from, to } = parts.drag;
+    parts.drag = null;
     if (to) {
       const [[y0, x0], [y1, x1]] = [share(from), share(to)];
       const [q0, q1, k0, k1] = parts.window;
@@ -379,7 +385,7 @@ export default function mapCanvas({ data, parentElement, setTriggerValue }) {
     }
   };
   canvas.onpointercancel = () => {
-    drag = null;
+    parts.drag = null;
     redraw();
   };
   canvas.onpointerleave = hideTip;
@@ -414,6 +420,7 @@ export default function mapCanvas({ data, parentElement, setTriggerValue }) {
   buttons.closer.onclick = () => zoom(0.5);
   buttons.wider.onclick = () => zoom(2);
   buttons.whole.onclick = whole;
+  canvas.plot = () => ({ x: LEFT, y: TOP, side: plot.width });
   // Exact weights that are here, by position; undefined elsewhere.
   canvas.weight = (query, key) => {
     const [p0, p1, r0, r1] = header.part ?? [0, 0, 0, 0];

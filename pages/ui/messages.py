@@ -32,9 +32,17 @@ def show_error(error: HeadscopeError, words: Words, *, request_text: str) -> Non
                 words("error.cut"),
                 key="error.cut",
                 type="primary",
-                on_click=_cut,
-                args=(request_text,),
+                on_click=_run_anyway,
+                args=("headscope.truncate", request_text),
             )
+            if _goes_beyond():
+                st.button(
+                    words("error.beyond"),
+                    key="error.beyond",
+                    help=words("error.beyond.help"),
+                    on_click=_run_anyway,
+                    args=("headscope.beyond", request_text),
+                )
         st.button(words("error.retry"), key="error.retry", on_click=session.forget_failure)
         if session.current_view().model != session.DEFAULT_MODEL:
             st.button(words("error.default"), key="error.default", on_click=_default_model)
@@ -48,8 +56,17 @@ def show_empty(words: Words) -> None:
     )
 
 
-def _cut(text: str) -> None:
-    st.session_state["headscope.truncate"] = text
+def _goes_beyond() -> bool:
+    try:
+        return session.service().model_info(session.current_request().model).reads_beyond
+    except HeadscopeError:
+        return False
+
+
+def _run_anyway(how: str, text: str) -> None:
+    st.session_state.pop("headscope.truncate", None)
+    st.session_state.pop("headscope.beyond", None)
+    st.session_state[how] = text
     session.forget_failure()
 
 

@@ -231,6 +231,7 @@ def current_request() -> CaptureRequest:
         texts=(text,),
         feed=_feed(view),
         truncate=st.session_state.get("headscope.truncate") == text,
+        beyond=st.session_state.get("headscope.beyond") == text,
         top_tokens=TOP_TOKENS if writes else 0,
     )
 

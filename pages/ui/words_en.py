@@ -88,6 +88,9 @@ ENGLISH: dict[str, str] = {
     "error.empty": "There is no text yet. Type one in the sidebar, or start from an example.",
     "error.empty.action": "Use 我吃了一个苹果",
     "error.cut": "Cut the text to the limit and run",
+    "error.beyond": "Run it all, at my own risk",
+    "error.beyond.help": "Rotary positions go on past the limit, but the model was never trained "
+    "there: what its heads do beyond it says little about what they do in normal use.",
     "error.retry": "Try again",
     "error.default": "Back to the default model",
     # Attention page

@@ -86,6 +86,9 @@ CHINESE: dict[str, str] = {
     "error.empty": "还没有文本。请在侧栏输入，或从一个示例开始。",
     "error.empty.action": "使用“我吃了一个苹果”",
     "error.cut": "截到上限并运行",
+    "error.beyond": "全部运行，风险自负",
+    "error.beyond.help": "旋转位置编码可以超过上限继续，但模型从未在那里训练过："
+    "超出部分的头的行为几乎不能说明它们平时的行为。",
     "error.retry": "重试",
     "error.default": "回到默认模型",
     # Attention page

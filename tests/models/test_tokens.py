@@ -84,6 +84,18 @@ def test_truncation_keeps_the_end_token_and_says_so() -> None:
     assert "20 tokens; only the first 8" in made.note
 
 
+def test_rotary_decoders_may_read_past_their_limit() -> None:
+    text = "apple bank " * 9
+    with pytest.raises(TooLargeError, match=r"--truncate on the command line\)\."):
+        encode(WORDY, text, beyond=True)
+    rotary = replace(WORDY, info=replace(WORDY.info, kind="decoder", position="rotary"))
+    with pytest.raises(TooLargeError, match="--beyond"):
+        encode(rotary, text)
+    made = encode(rotary, text, beyond=True)
+    assert len(made.ids) == 20
+    assert "20 tokens, tiny was made for 8" in made.note
+
+
 def test_text_of_exactly_the_limit_is_taken() -> None:
     assert len(encode(WORDY, "apple " * 6).ids) == 8
 

@@ -138,6 +138,18 @@ def test_text_above_the_limit_offers_to_cut(open_app: OpenApp, fake: FakeService
     assert fake.runs[-1].truncate
 
 
+def test_text_above_the_limit_may_go_on_where_positions_are_rotary(
+    open_app: OpenApp, fake: FakeService
+) -> None:
+    app = type_text(open_app(model="smollm2-135m"), "word " * 5000)
+    app.button(key="error.beyond").click().run()
+    assert not app.error
+    assert fake.runs[-1].beyond
+    assert long_map(app)[0]["keys"] == 5002
+    app = type_text(open_app(), "word " * 5000)
+    assert [b.key for b in app.button if b.key == "error.beyond"] == []
+
+
 def long_map(app: AppTest) -> tuple[dict, np.ndarray]:
     """Returns header and numbers of the canvas."""
     data = next(e for e in app.get("bidi_component") if "map" in e.proto.component_name).proto.bytes
