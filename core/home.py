@@ -28,6 +28,11 @@ def compiled_folder() -> Path:
     return home_folder() / "compiled"
 
 
+def words_folder() -> Path:
+    """Returns the folder for what finding words keeps between runs."""
+    return home_folder() / "words"
+
+
 def _user_cache_folder() -> Path:
     if sys.platform == "darwin":
         return Path.home() / "Library" / "Caches"

@@ -6,6 +6,9 @@ GIB = 1024**3
 MAX_TEXT_CHARS = 1_000_000
 """Above this a text is refused before it is tokenised (1 MB of Latin text)."""
 
+MAX_PHRASES = 64
+"""Spans that are joined on the axes of a map."""
+
 MAX_TEXTS = 64
 """Texts in one capture request."""
 
@@ -26,6 +29,9 @@ MIN_AUDIO_RATE, MAX_AUDIO_RATE = 1_000, 192_000
 
 CAPTURE_CACHE_BYTES = 2 * GIB
 """Byte budget of the capture cache (q, k, log-sum-exp, statistics, maps of fallbacks)."""
+
+PICTURE_CACHE_BYTES = 64 * MIB
+"""Byte budget of pooled maps: those of means over many heads take seconds to make."""
 
 SPILL_BYTES = 8 * GIB
 """Byte budget on disk of captures that no longer fit into the capture cache."""

@@ -288,6 +288,19 @@ class CaptureResult:
 
 
 @dataclass(frozen=True)
+class Joining:
+    """How tokens are joined to the units of a map's axes: sum over keys, mean over queries.
+
+    Attributes:
+        unit: words of the text (Chinese by a dictionary), or spans that were chosen.
+        phrases: the spans, as typed; each is joined wherever it stands. For unit "spans" only.
+    """
+
+    unit: Literal["words", "spans"] = "words"
+    phrases: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
 class MapRequest:
     """Which part of which map; the capture is made first if it is not in the cache.
 
@@ -295,6 +308,8 @@ class MapRequest:
         layer, head: index, or None for the mean over that axis.
         rows, keys: [start, stop) windows of queries and keys; None for all.
         hide_special: leave special tokens out of both axes and renormalise the rows.
+        joining: show words or spans instead of tokens; windows and indices then count these.
+        cells: pool the map to means over at most so many rows and columns, NaN where all is hidden.
     """
 
     capture: CaptureRequest
@@ -305,11 +320,14 @@ class MapRequest:
     rows: tuple[int, int] | None = None
     keys: tuple[int, int] | None = None
     hide_special: bool = False
+    joining: Joining | None = None
+    cells: int | None = None
 
 
 @dataclass(frozen=True)
 class MapResult:
-    """Attention weights [query, key], float32, with the token positions of both axes.
+    """Attention weights [query, key], float32, with the positions (tokens or units) of both axes;
+    of a pooled map those where its cells begin.
 
     Rows of queries that see no key at all are zero.
     """
@@ -333,6 +351,7 @@ class OverviewRequest:
     text_index: int = 0
     size: int = 48
     hide_special: bool = False
+    joining: Joining | None = None
 
 
 @dataclass(frozen=True)

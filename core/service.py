@@ -27,10 +27,11 @@ from core.capture.assemble import assemble
 from core.capture.engine import ForwardCapture, capture_forward
 from core.capture.record import CaptureOptions, StackRecord
 from core.capture.row_sums import compile_loops
-from core.capture.store import MapStore, QueryKeyStore, mean_map
+from core.capture.store import MapStore, QueryKeyStore
 from core.capture.sums import cell_edges
 from core.errors import BadInputError, HeadscopeError, InternalError, OutOfMemoryError
 from core.home import spill_folder
+from core.joining import join_weights
 from core.limits import (
     CAPTURE_CACHE_BYTES,
     GIB,
@@ -38,8 +39,10 @@ from core.limits import (
     MAX_TEXTS,
     MIN_FREE_BYTES,
     MODEL_CACHE_BYTES,
+    PICTURE_CACHE_BYTES,
     SPILL_BYTES,
 )
+from core.maps import Axis, axis_of, build_map
 from core.models.audio import EncodedSound, encode_sound
 from core.models.catalogue import CATALOGUE
 from core.models.loading import LoadedModel, embedded_info, explain, load_model, wrap_module
@@ -154,6 +157,9 @@ class HeadscopeService:
             spill=_Held.spill,
             spill_budget_bytes=spill_budget_bytes,
         )
+        self._pictures: ByteCache[MapResult] = ByteCache(
+            PICTURE_CACHE_BYTES, lambda picture: picture.weights.nbytes
+        )
         self._queue = FairQueue()
 
     def models(self) -> tuple[ModelInfo, ...]:
@@ -230,30 +236,34 @@ class HeadscopeService:
         """
         held = self._held(request.capture, progress)
         record, result = self._entry(held, request.kind, request.text_index)
-        if record.store is None:
+        store = record.store
+        if store is None:
             raise InternalError("This capture kept no maps.")
-        n_queries, n_keys = len(result.query_tokens), len(result.key_tokens)
-        layers = _chosen("layer", request.layer, result.n_layers)
-        heads = _chosen("head", request.head, result.n_heads)
-        rows = _window("rows", request.rows, n_queries)
-        keys = _window("keys", request.keys, n_keys)
-        cut = slice(heads.start, heads.stop)
-        # Rows are renormalised over all keys that are shown, inside the window or not.
-        taken = (0, n_keys) if request.hide_special else keys
-        if len(layers) == 1 and len(heads) == 1:
-            weights = record.store.weights(layers.start, cut, rows, taken)[0].cpu().numpy()
-        else:
-            weights = mean_map(record.store, layers, cut, rows, taken)
-        row_index, key_index = list(range(*rows)), list(range(*keys))
-        if request.hide_special:
-            row_index = [q for q in row_index if not result.query_tokens[q].is_special]
-            key_index = [k for k in key_index if not result.key_tokens[k].is_special]
-            shown = [k for k in range(n_keys) if not result.key_tokens[k].is_special]
-            weights = weights[[q - rows[0] for q in row_index]]
-            total = weights[:, shown].sum(1, keepdims=True)
-            weights = weights[:, key_index]
-            weights = np.divide(weights, total, out=np.zeros_like(weights), where=total > 0)
-        return MapResult(weights, tuple(row_index), tuple(key_index))
+
+        def report(share: float) -> None:
+            if progress is not None:
+                progress(Progress("maps", share, 1.0))
+
+        def build() -> MapResult:
+            axes = _axes(request, held.result, result)
+            return build_map(store, result, request, axes, report)
+
+        if request.cells is None:
+            return build()
+        return self._pictures.compute_once(
+            (_key(request.capture), request), build, _waiting(progress)
+        )
+
+    def joined(self, request: MapRequest) -> AttentionResult:
+        """Returns the attention of a map request with units in the place of its tokens.
+
+        Raises:
+            BadInputError: no such kind or text.
+        """
+        held = self._held(request.capture, None)
+        _, result = self._entry(held, request.kind, request.text_index)
+        queries, keys = _axes(request, held.result, result)
+        return dataclasses.replace(result, query_tokens=queries.tokens, key_tokens=keys.tokens)
 
     def overview(
         self, request: OverviewRequest, *, progress: ProgressCallback | None = None
@@ -270,9 +280,12 @@ class HeadscopeService:
             raise InternalError("This capture kept no overview.")
         stack = np.stack(cast(list[np.ndarray], pictures))
         exact = stack.shape[2:] == (len(result.query_tokens), len(result.key_tokens))
+        queries, keys = _axes(request, held.result, result)
+        if exact and queries.ranges and keys.ranges:
+            stack = join_weights(stack, queries.ranges, keys.ranges)
         if request.hide_special and exact:
-            shown_q = [i for i, t in enumerate(result.query_tokens) if not t.is_special]
-            shown_k = [i for i, t in enumerate(result.key_tokens) if not t.is_special]
+            shown_q = [i for i, t in enumerate(queries.tokens) if not t.is_special]
+            shown_k = [i for i, t in enumerate(keys.tokens) if not t.is_special]
             if shown_q and shown_k:
                 stack = stack[:, :, shown_q][:, :, :, shown_k]
                 total = stack.astype(np.float32).sum(3, keepdims=True)
@@ -512,23 +525,19 @@ def _check(request: CaptureRequest) -> None:
         )
 
 
-def _chosen(name: str, index: int | None, count: int) -> range:
-    if index is None:
-        return range(count)
-    if not 0 <= index < count:
-        raise BadInputError(f"There is no {name} {index}.", f"{name}s are 0 to {count - 1}.")
-    return range(index, index + 1)
-
-
-def _window(name: str, window: tuple[int, int] | None, count: int) -> tuple[int, int]:
-    if window is None:
-        return (0, count)
-    start, stop = window
-    if not 0 <= start < stop <= count:
-        raise BadInputError(
-            f"The window {start} to {stop} of {name} does not fit.", f"It must lie in 0 to {count}."
-        )
-    return window
+def _axes(
+    request: MapRequest | OverviewRequest, held: CaptureResult, result: AttentionResult
+) -> tuple[Axis, Axis]:
+    """Returns both axes of a map, of tokens or of the units they are joined to."""
+    capture = request.capture
+    source = capture.texts[result.text_index] if capture.texts else ""
+    target = capture.target or "" if held.model.kind == "encoder-decoder" else source
+    queries = source if result.kind == "encoder" else target
+    keys = target if result.kind == "decoder" else source
+    return (
+        axis_of(queries, result.query_tokens, request.joining),
+        axis_of(keys, result.key_tokens, request.joining),
+    )
 
 
 def _top_tokens(

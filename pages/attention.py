@@ -5,7 +5,14 @@ import streamlit as st
 from core.errors import HeadscopeError
 from core.results import CaptureRequest
 from pages.ui import session
-from pages.ui.captured import Shown, attention_of, capture_for_page, was_cancelled, working
+from pages.ui.captured import (
+    Shown,
+    attention_of,
+    capture_for_page,
+    joined,
+    was_cancelled,
+    working,
+)
 from pages.ui.controls import map_toolbar
 from pages.ui.frame import require_frame
 from pages.ui.grid_panel import grid_panel
@@ -28,6 +35,7 @@ def maps(shown: Shown, asked: CaptureRequest, words: Words) -> None:
     kinds = [str(t.kind) for t in shown.result.texts if t.text_index == attention.text_index]
     map_toolbar(attention, kinds, words)
     try:
+        attention = joined(shown, attention)
         with working(shown, words, key="maps.progress") as shown:
             # Three blocks that stand side by side where there is room; the third wraps below else.
             with st.container(horizontal=True, gap="medium", key="attention-blocks"):

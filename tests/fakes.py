@@ -9,13 +9,16 @@ import re
 import threading
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from core.errors import BadInputError, HeadscopeError, TooLargeError, UnknownModelError
+from core.maps import Axis, axis_of, build_map
 from core.results import (
     AttentionResult,
     CaptureRequest,
@@ -189,27 +192,13 @@ class FakeService:
     ) -> MapResult:
         result = self.capture(request.capture, progress=progress)
         attention = _of_kind(result, request.kind)
-        queries, keys = attention.query_tokens, attention.key_tokens
-        layers = range(attention.n_layers) if request.layer is None else [request.layer]
-        heads = range(attention.n_heads) if request.head is None else [request.head]
-        total = np.zeros((len(queries), len(keys)), dtype=np.float64)
-        for layer in layers:
-            for head in heads:
-                total += weights(
-                    request.capture, attention.kind, layer, head, len(queries), len(keys)
-                )
-        total /= len(layers) * len(heads)
-        hide = request.hide_special
-        rows = list(range(*(request.rows or (0, len(queries)))))
-        columns = list(range(*(request.keys or (0, len(keys)))))
-        if hide:
-            kept = [i for i, t in enumerate(keys) if not t.is_special]
-            sums = total[:, kept].sum(1, keepdims=True)
-            total = total / np.where(sums > 0, sums, 1)
-            rows = [i for i in rows if not queries[i].is_special]
-            columns = [i for i in columns if not keys[i].is_special]
-        part = total[np.ix_(rows, columns)].astype(np.float32)
-        return MapResult(part, tuple(rows), tuple(columns))
+        store = _Store(request.capture, attention)
+        return build_map(store, attention, request, _axes(request, attention), lambda _: None)
+
+    def joined(self, request: MapRequest) -> AttentionResult:
+        attention = _of_kind(self.capture(request.capture), request.kind)
+        queries, keys = _axes(request, attention)
+        return replace(attention, query_tokens=queries.tokens, key_tokens=keys.tokens)
 
     def overview(
         self, request: OverviewRequest, *, progress: ProgressCallback | None = None
@@ -225,6 +214,31 @@ class FakeService:
                     request.capture, attention.kind, layer, head, rows, columns
                 )
         return OverviewResult(out)
+
+
+@dataclass
+class _Store:
+    """Random maps where a capture would keep queries and keys."""
+
+    request: CaptureRequest
+    attention: AttentionResult
+    nbytes: int = 0
+
+    def weights(
+        self, layer: int, heads: slice, rows: tuple[int, int], keys: tuple[int, int]
+    ) -> torch.Tensor:
+        shape = len(self.attention.query_tokens), len(self.attention.key_tokens)
+        maps = [
+            weights(self.request, self.attention.kind, layer, head, *shape)
+            for head in range(heads.start, heads.stop)
+        ]
+        return torch.from_numpy(np.stack(maps)[:, slice(*rows), slice(*keys)])
+
+
+def _axes(request: MapRequest, attention: AttentionResult) -> tuple[Axis, Axis]:
+    text = request.capture.texts[0]
+    queries, keys = attention.query_tokens, attention.key_tokens
+    return axis_of(text, queries, request.joining), axis_of(text, keys, request.joining)
 
 
 def _of_kind(result: CaptureResult, kind: Kind | None) -> AttentionResult:

@@ -8,7 +8,13 @@ import streamlit as st
 from streamlit.delta_generator import DeltaGenerator
 
 from core.errors import CancelledError, HeadscopeError
-from core.results import AttentionResult, CaptureRequest, CaptureResult, ProgressCallback
+from core.results import (
+    AttentionResult,
+    CaptureRequest,
+    CaptureResult,
+    MapRequest,
+    ProgressCallback,
+)
 from pages.ui import quantities, session
 from pages.ui.i18n import Words
 from pages.ui.messages import literal, show_empty, show_error
@@ -175,3 +181,14 @@ def _shorten(text: str, limit: int = 48) -> str:
 def attention_of(shown: Shown, kind: str) -> AttentionResult:
     """Returns the attention of a kind, or the first there is."""
     return next((t for t in shown.result.texts if t.kind == kind), shown.result.texts[0])
+
+
+def joined(shown: Shown, attention: AttentionResult) -> AttentionResult:
+    """Returns the attention with words or spans on its axes where the view says so."""
+    joining = session.current_joining()
+    if joining is None:
+        return attention
+    request = MapRequest(
+        shown.request, kind=attention.kind, text_index=attention.text_index, joining=joining
+    )
+    return session.service().joined(request)

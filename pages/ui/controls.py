@@ -6,12 +6,14 @@ from typing import get_args
 import streamlit as st
 from streamlit.navigation.page import Page
 
+from core.limits import MAX_PHRASES
 from core.results import AttentionResult, Device, Dtype, Feed, ModelInfo
 from pages.ui import quantities, session
 from pages.ui.i18n import LANGUAGE_NAMES, LANGUAGES, Words
 from pages.ui.messages import literal
 from pages.ui.session import (
     SCALES,
+    UNITS,
     VIEWS,
     change_map,
     change_view,
@@ -274,8 +276,32 @@ def map_toolbar(attention: AttentionResult, kinds: list[str], words: Words) -> N
                 on_change=changer(key, name, range(limit), change_map),
             )
         _segments("scale", SCALES, "attention.scale", words)
+        _segments("unit", UNITS, "attention.unit", words)
+        if view.unit == "spans":
+            _phrases(words)
         if len(kinds) > 1:
             _segments("kind", kinds, "attention.kind", words, current=attention.kind)
+
+
+def _phrases(words: Words) -> None:
+    kept = list(st.session_state.get("headscope.phrases", ()))
+    keep_widget("attention.phrases", kept)
+    st.multiselect(
+        words("attention.phrases"),
+        kept,
+        key="attention.phrases",
+        accept_new_options=True,
+        max_selections=MAX_PHRASES,
+        placeholder=words("attention.phrases.placeholder"),
+        help=words("attention.phrases.help"),
+        width=320,
+        on_change=_keep_phrases,
+    )
+
+
+def _keep_phrases() -> None:
+    st.session_state["headscope.phrases"] = tuple(st.session_state["attention.phrases"])
+    st.rerun([session.MAPS])
 
 
 def special_switch(words: Words) -> None:

@@ -108,6 +108,7 @@ def _pixels(
         text_index=attention.text_index,
         size=head_grid.thumbnail_size(attention.n_layers, attention.n_heads),
         hide_special=current_view().special == "hide",
+        joining=session.current_joining(),
     )
     # Kept for the session: a click on a head must not pool all the others once more.
     kept = st.session_state.get("headscope.thumbnails")

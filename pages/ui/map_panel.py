@@ -48,8 +48,9 @@ def map_request(
     attention: AttentionResult,
     rows: tuple[int, int] | None = None,
     keys: tuple[int, int] | None = None,
+    cells: int | None = None,
 ) -> MapRequest:
-    """Returns the request of the chosen map or of a part of it."""
+    """Returns the request of the chosen map, of a part of it, or of its means."""
     place = chosen_place(attention)
     return MapRequest(
         shown.request,
@@ -60,6 +61,8 @@ def map_request(
         rows=rows,
         keys=keys,
         hide_special=current_view().special == "hide",
+        joining=session.current_joining(),
+        cells=cells,
     )
 
 
@@ -104,16 +107,19 @@ def map_panel(
             st.info(words("attention.map.all_special"))
     else:
         table = _draw_long(shown, attention, title, words, dark=dark)
-    _read_lines(words)
+    _read_lines(attention, words)
     _download(table, attention, words)
     return whole
 
 
-def _read_lines(words: Words) -> None:
+def _read_lines(attention: AttentionResult, words: Words) -> None:
     view = current_view()
     lines = [words("attention.map.how")]
     if view.view != "head":
         lines.append(words("attention.map.average"))
+    if session.current_joining() is not None:
+        located = any(t.offset is not None for t in attention.query_tokens)
+        lines.append(words("attention.map.joined" if located else "attention.map.unjoined"))
     if view.special == "hide":
         lines.append(words("attention.map.hidden"))
     st.caption(" ".join(lines) + "  \n" + words("attention.map.not"))
@@ -263,13 +269,19 @@ def _draw_long(
         on_cell=choose_cell,
     )
     st.caption(words("attention.canvas.how"))
-    if current_view().special == "hide":
-        st.caption(words("attention.pooled.special"))
     return table
 
 
 def _pooled(shown: Shown, attention: AttentionResult) -> FloatArray:
     """Returns means [query cell, key cell] of the chosen map."""
+    if session.current_joining() or current_view().special == "hide":
+        request = map_request(shown, attention, cells=OVERVIEW_SIZE)
+        return session.service().head_map(request, progress=shown.report).weights
+    return _mean_of_overview(shown, attention)
+
+
+def _mean_of_overview(shown: Shown, attention: AttentionResult) -> FloatArray:
+    """Returns the same from the pictures that every capture keeps of plain tokens."""
     request = OverviewRequest(
         shown.request,
         kind=attention.kind,

@@ -20,7 +20,16 @@ from streamlit.navigation.page import Page
 
 from core import open_service
 from core.errors import HeadscopeError
-from core.results import CaptureRequest, Device, Dtype, Feed, Kind, ModelInfo, ModelRequest
+from core.results import (
+    CaptureRequest,
+    Device,
+    Dtype,
+    Feed,
+    Joining,
+    Kind,
+    ModelInfo,
+    ModelRequest,
+)
 from core.service import HeadscopeService
 from pages.ui.i18n import LANGUAGES, Words, language_of_browser
 
@@ -36,6 +45,7 @@ MAPS, LINKS, SHARE = "maps", "links", "share"
 VIEWS = ("head", "heads", "layers", "all")
 SCALES = ("linear", "sqrt", "row")
 SPECIALS = ("show", "hide")
+UNITS = ("tokens", "words", "spans")
 MAX_INDEX = 9999
 
 
@@ -47,6 +57,7 @@ class View:
         view: one head, the mean of a layer's heads, of a head over layers, or of all.
         kind: encoder, decoder or cross; "" for the model's first.
         colour: "map" or the metric that colours the grid.
+        unit: what stands on the axes: tokens, words, or spans that were chosen.
         window: part of a long map, "query start.stop.key start.stop"; "" for all of it.
     """
 
@@ -57,6 +68,7 @@ class View:
     kind: str = ""
     scale: str = "linear"
     special: str = "show"
+    unit: str = "tokens"
     colour: str = "map"
     window: str = ""
     feed: str = "typed"
@@ -70,6 +82,7 @@ _CHOICES: Mapping[str, Sequence[str]] = {
     "kind": get_args(Kind),
     "scale": SCALES,
     "special": SPECIALS,
+    "unit": UNITS,
     "feed": get_args(Feed),
     "dtype": get_args(Dtype),
     "device": get_args(Device),
@@ -234,6 +247,18 @@ def current_request() -> CaptureRequest:
         beyond=st.session_state.get("headscope.beyond") == text,
         top_tokens=TOP_TOKENS if writes else 0,
     )
+
+
+def current_joining() -> Joining | None:
+    """Returns how tokens are joined on the axes of maps; None where each stands for itself.
+
+    The spans stay in the session, as the text does.
+    """
+    unit = current_view().unit
+    if unit == "words":
+        return Joining()
+    phrases = tuple(st.session_state.get("headscope.phrases", ()))
+    return Joining("spans", phrases) if unit == "spans" and phrases else None
 
 
 def _dtype(view: View) -> Dtype:

@@ -131,6 +131,18 @@ ENGLISH: dict[str, str] = {
     "attention.title.heads": "Layer {layer}, mean of {n_heads} heads",
     "attention.title.layers": "Head {head}, mean over {n_layers} layers",
     "attention.title.all": "Mean of all {count} heads",
+    "attention.unit": "Axes",
+    "unit.tokens": "tokens",
+    "unit.words": "words",
+    "unit.spans": "spans",
+    "attention.phrases": "Spans to join",
+    "attention.phrases.placeholder": "Type words of the text, then Enter",
+    "attention.phrases.help": "Tokens inside a span become one row and one column wherever it "
+    "stands in the text; all others stay as they are.",
+    "attention.map.joined": "The weight of a word is the sum over its tokens as keys and the mean "
+    "over them as queries.",
+    "attention.map.unjoined": "No token of this text can be joined: its tokenizer, or generated "
+    "text, does not say which characters a token stands for.",
     "attention.legend.linear": "attention weight, 0–1",
     "attention.legend.sqrt": "attention weight, 0–1, square root scale",
     "attention.legend.row": "attention weight, each row scaled to its maximum",
@@ -148,7 +160,6 @@ ENGLISH: dict[str, str] = {
     "rescaled to 1.",
     "attention.map.all_special": "Every token of this text is special; nothing is left to show "
     "with them hidden.",
-    "attention.pooled.special": "Special tokens are hidden only where exact weights are shown.",
     "attention.canvas.closer": "Closer",
     "attention.canvas.wider": "Wider",
     "attention.canvas.whole": "The whole map",

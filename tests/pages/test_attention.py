@@ -150,6 +150,33 @@ def test_text_above_the_limit_may_go_on_where_positions_are_rotary(
     assert [b.key for b in app.button if b.key == "error.beyond"] == []
 
 
+def test_words_stand_on_the_axes(open_app: OpenApp) -> None:
+    app = type_text(open_app(unit="words"), "I ate two apples, 苹果公司发布了新手机.")
+    names = ["I", "ate", "two", "apples,", "苹果公司", "发布了", "新", "手机."]
+    assert app.segmented_control(key="attention.unit.choice").value == "words"
+    shown = [label.split(" ", 1)[1] for label in figure(app)["data"][0]["x"]]
+    assert "苹果公司" in shown
+    assert "".join(shown[1:-1]) == "".join(names)
+    assert "sum over its tokens" in texts(app)
+    assert not app.exception
+
+
+def test_chosen_spans_stand_on_the_axes(open_app: OpenApp) -> None:
+    app = type_text(open_app(unit="spans"), "a red apple and a red car")
+    assert len(figure(app)["data"][0]["x"]) == 9
+    app.multiselect(key="attention.phrases").set_value(["a red apple", "red car"]).run()
+    shown = [label.split(" ", 1)[1] for label in figure(app)["data"][0]["x"]]
+    assert shown[1:-1] == ["a red apple", "and", "a", "red car"]
+    assert not app.exception
+
+
+def test_a_long_text_of_words_is_pooled_over_words(open_app: OpenApp) -> None:
+    app = type_text(open_app(unit="words"), "苹果公司发布了 " * 300)
+    header, _ = long_map(app)
+    assert header["queries"] == 2 + 3 * 300
+    assert not app.exception
+
+
 def long_map(app: AppTest) -> tuple[dict, np.ndarray]:
     """Returns header and numbers of the canvas."""
     data = next(e for e in app.get("bidi_component") if "map" in e.proto.component_name).proto.bytes

@@ -9,7 +9,7 @@ from core import errors, open_service
 from core.results import Feed, Kind, ModelInfo
 from pages.ui.controls import EXAMPLES
 from pages.ui.i18n import CATALOGUES, Words, language_of_browser
-from pages.ui.session import SCALES, SPECIALS, VIEWS
+from pages.ui.session import SCALES, SPECIALS, UNITS, VIEWS
 from pages.ui.words_en import ENGLISH
 from pages.ui.words_zh import CHINESE
 
@@ -62,6 +62,7 @@ def test_every_key_is_used() -> None:
         "kind.",
         "view.",
         "scale.",
+        "unit.",
         "feed.",
         "error.",
         "fact.",
@@ -94,7 +95,7 @@ def test_keys_built_from_names_exist() -> None:
     built += [f"view.{v}" for v in VIEWS] + [f"attention.title.{v}" for v in VIEWS]
     built += [f"scale.{s}" for s in SCALES] + [f"attention.legend.{s}" for s in SCALES]
     built += [f"kind.{k}" for k in get_args(Kind)] + [f"feed.{f}" for f in get_args(Feed)]
-    built += list(EXAMPLES)
+    built += [f"unit.{u}" for u in UNITS] + list(EXAMPLES)
     assert [key for key in built if key not in ENGLISH] == []
     assert SPECIALS == ("show", "hide")
 
