@@ -5,6 +5,7 @@ import streamlit as st
 from core.errors import HeadscopeError
 from core.results import CaptureRequest
 from pages.ui import session
+from pages.ui.bertviz_panel import bertviz_panel
 from pages.ui.captured import (
     Shown,
     attention_of,
@@ -48,6 +49,7 @@ def maps(shown: Shown, asked: CaptureRequest, words: Words) -> None:
                     st.subheader(words("chips.title"), anchor=False)
                     inspector(shown, attention, whole, words, dark=dark)
             metrics_panel(attention, words)
+            bertviz_panel(shown, attention, words, dark=dark)
     except HeadscopeError as error:
         show_error(error, words, request_text=shown.request.texts[0])
 

@@ -173,6 +173,24 @@ ENGLISH: dict[str, str] = {
     "attention.canvas.how": "Drag a rectangle to look closer; a window of up to 256 × 256 tokens "
     "shows exact weights. Click: closer, or choose the token. Wheel (after a click): closer and "
     "wider. Arrow keys: move, + and −: closer and wider, Home: the whole map.",
+    "bertviz.title": "BertViz",
+    "bertviz.open": "Head view and model view",
+    "bertviz.view": "View",
+    "bertviz.view.head": "heads of a layer",
+    "bertviz.view.model": "all chosen heads",
+    "bertviz.layers": "Layers",
+    "bertviz.heads": "Heads",
+    "bertviz.first": "First token",
+    "bertviz.draw": "Draw",
+    "bertviz.none": "Choose at least one layer and one head that this model has.",
+    "bertviz.all": "All {count} tokens.",
+    "bertviz.cut": "Tokens {start}–{stop} of {count}: with so many heads at most {most} are drawn. "
+    "Choose fewer heads or layers to see more, or another first token.",
+    "bertviz.how.head": "How to read this: a line joins the token that looks (left) with the one "
+    "looked at (right); its strength is the weight, its colour the head. Click a colour to switch "
+    "a head off or on, double-click to see it alone, point at a token to see only its lines.",
+    "bertviz.how.model": "How to read this: each picture is a head, with the tokens that look on "
+    "the left and those looked at on the right. Click one to see its tokens.",
     "attention.csv": "Download CSV",
     "attention.csv.help": "The weights shown above, one row a query.",
     "attention.metrics": "Figures of this head",

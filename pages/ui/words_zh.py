@@ -164,6 +164,23 @@ CHINESE: dict[str, str] = {
     "attention.canvas.row": "注意力权重，每行按其最大值缩放",
     "attention.canvas.how": "拖出矩形可放大；不超过 256 × 256 个词元的窗口显示精确权重。"
     "单击：放大，或选中词元。滚轮（先单击）：缩放。方向键：移动，+ 和 −：缩放，Home：整张图。",
+    "bertviz.title": "BertViz",
+    "bertviz.open": "头视图与模型视图",
+    "bertviz.view": "视图",
+    "bertviz.view.head": "一层的各个头",
+    "bertviz.view.model": "所选的全部头",
+    "bertviz.layers": "层",
+    "bertviz.heads": "头",
+    "bertviz.first": "起始词元",
+    "bertviz.draw": "绘制",
+    "bertviz.none": "请至少选择这个模型有的一层和一个头。",
+    "bertviz.all": "全部 {count} 个词元。",
+    "bertviz.cut": "共 {count} 个词元，显示第 {start}–{stop} 个：头这么多时最多画 {most} 个。"
+    "少选几个头或层可以看到更多，也可以换一个起始词元。",
+    "bertviz.how.head": "怎么看：线的左端是在看的词元，右端是被看的词元；深浅是权重，颜色是头。"
+    "点一个颜色可关掉或打开该头，双击只看它，指向词元只看它的线。",
+    "bertviz.how.model": "怎么看：每个小图是一个头，左边是在看的词元，右边是被看的词元。"
+    "点一个小图可看到词元。",
     "attention.csv": "下载 CSV",
     "attention.csv.help": "上图的权重，每行一个查询。",
     "attention.metrics": "这个头的各项数值",

@@ -78,6 +78,7 @@ def test_every_key_is_used() -> None:
         "attention.title.",
         "attention.legend.",
         "attention.canvas.",
+        "bertviz.",
         "overview.card.",
         "page.",
         "progress.",
