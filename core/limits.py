@@ -42,6 +42,9 @@ MODEL_CACHE_BYTES = 6 * GIB
 MAP_TOKENS_INLINE = 2048
 """Longest text whose full map is put into JSON or sent to a chart."""
 
+ROLLOUT_TOKENS = 1024
+"""Longest text that is rolled out: matrices of N x N are multiplied layer by layer."""
+
 OVERVIEW_SIZE = 256
 """Rows and columns of the pooled map of a head; shorter texts are kept exactly."""
 

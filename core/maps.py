@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from core.attribution.weighting import rollout, value_norms
 from core.capture.store import AttentionStore, mean_map
 from core.capture.sums import cell_edges
 from core.errors import BadInputError
@@ -68,18 +69,24 @@ def build_map(
 ) -> MapResult:
     """Returns the map a request asks for.
 
-    Units are joined first, special ones hidden then: what is left of a row is scaled to 1.
+    Units are joined first, special ones hidden then: what is left of a row is scaled to 1, but
+    for norms, which are no shares.
 
     Args:
         axes: queries and keys.
         report: called with the share that is done, before each tile.
 
     Raises:
-        BadInputError: no such layer, head or window.
+        BadInputError: no such layer, head or window; see `weighting` for the rest.
     """
     queries, keys = axes
     layers = chosen("layer", request.layer, result.n_layers)
     heads = chosen("head", request.head, result.n_heads)
+    scales = None
+    if request.weighting == "norm":
+        scales = {layer: value_norms(store, layer) for layer in layers}
+    elif request.weighting == "rollout":
+        store, layers, heads = rollout(store, result, layers[-1], report), range(1), range(1)
     rows = _window("rows", request.rows, len(queries.tokens))
     columns = _window("keys", request.keys, len(keys.tokens))
     # Rows are scaled over all keys that are shown, inside the window or not.
@@ -95,13 +102,15 @@ def build_map(
         for start, stop in _parts(queries, rows, high):
             report((start - rows[0]) / (rows[1] - rows[0]))
             cut = slice(heads.start, heads.stop)
-            weights = mean_map(store, layers, cut, queries.span((start, stop)), (first, last))
+            tokens = queries.span((start, stop))
+            weights = mean_map(store, layers, cut, tokens, (first, last), scales)
             if queries.ranges or keys.ranges:
                 weights = join_weights(weights, queries.units((start, stop)), keys.units(taken))
             if request.hide_special:
                 weights = weights * is_row[start - rows[0] : stop - rows[0], None] * is_key
-                total = weights.sum(1, keepdims=True)
-                weights = np.divide(weights, total, out=weights, where=total > 0)
+                if scales is None:
+                    total = weights.sum(1, keepdims=True)
+                    weights = np.divide(weights, total, out=weights, where=total > 0)
             yield weights[:, window]
 
     if request.cells is not None:

@@ -287,6 +287,9 @@ class CaptureResult:
         return {"mean": mean, "sd": sd}
 
 
+Weighting = Literal["raw", "norm", "rollout"]
+
+
 @dataclass(frozen=True)
 class Joining:
     """How tokens are joined to the units of a map's axes: sum over keys, mean over queries.
@@ -308,6 +311,9 @@ class MapRequest:
         layer, head: index, or None for the mean over that axis.
         rows, keys: [start, stop) windows of queries and keys; None for all.
         hide_special: leave special tokens out of both axes and renormalise the rows.
+        weighting: "raw" weights, "norm" (each times the norm of what its key would add to the
+            output: ||a f(x)||, Kobayashi et al. 2020), or "rollout" through the layer (Abnar and
+            Zuidema 2020; the mean of all heads and the residual stream in equal parts).
         joining: show words or spans instead of tokens; windows and indices then count these.
         cells: pool the map to means over at most so many rows and columns, NaN where all is hidden.
     """
@@ -320,6 +326,7 @@ class MapRequest:
     rows: tuple[int, int] | None = None
     keys: tuple[int, int] | None = None
     hide_special: bool = False
+    weighting: Weighting = "raw"
     joining: Joining | None = None
     cells: int | None = None
 

@@ -22,6 +22,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+from core.attribution.weighting import overlap
 from core.cache import ByteCache, FairQueue
 from core.capture.assemble import assemble
 from core.capture.engine import ForwardCapture, capture_forward
@@ -253,6 +254,16 @@ class HeadscopeService:
         return self._pictures.compute_once(
             (_key(request.capture), request), build, _waiting(progress)
         )
+
+    def overlap(self, request: MapRequest, *, progress: ProgressCallback | None = None) -> float:
+        """Returns how much of a weighted map lies where the raw weights lie, 0..1.
+
+        Raises:
+            BadInputError: as for `head_map`.
+        """
+        raw = dataclasses.replace(request, weighting="raw")
+        maps = [self.head_map(asked, progress=progress) for asked in (request, raw)]
+        return overlap(maps[0].weights, maps[1].weights)
 
     def joined(self, request: MapRequest) -> AttentionResult:
         """Returns the attention of a map request with units in the place of its tokens.

@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from core.attribution.weighting import overlap
 from core.errors import BadInputError, HeadscopeError, TooLargeError, UnknownModelError
 from core.maps import Axis, axis_of, build_map
 from core.results import (
@@ -194,6 +195,10 @@ class FakeService:
         attention = _of_kind(result, request.kind)
         store = _Store(request.capture, attention)
         return build_map(store, attention, request, _axes(request, attention), lambda _: None)
+
+    def overlap(self, request: MapRequest, *, progress: ProgressCallback | None = None) -> float:
+        maps = [self.head_map(r).weights for r in (request, replace(request, weighting="raw"))]
+        return overlap(maps[0], maps[1])
 
     def joined(self, request: MapRequest) -> AttentionResult:
         attention = _of_kind(self.capture(request.capture), request.kind)

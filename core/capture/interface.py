@@ -101,3 +101,5 @@ class InterfaceCollector:
             squares = torch.bmm(slices, slices.transpose(1, 2))
             norms = (products.double() * squares.double()).sum((1, 2)).clamp_min(0).sqrt()
             record.output_norms[-1] = norms.cpu()
+            if self.recorder.options.hold_values and isinstance(record.store, QueryKeyStore):
+                record.store.layers[-1].projection = squares

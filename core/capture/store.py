@@ -5,6 +5,7 @@ of N. `MapStore` keeps whole maps, for attention that was watched rather than co
 `weights(layer, heads, rows, keys)`.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
@@ -43,6 +44,8 @@ class QueryKeyLayer:
 
     Attributes:
         value: [kv head, key, value_dim] when asked for, else None.
+        projection: [head, value_dim, value_dim], W_o W_o^T of each head's rows of the output
+            projection: all that norms of projected values need. Kept with values, where known.
     """
 
     query: Tensor
@@ -51,11 +54,13 @@ class QueryKeyLayer:
     rule: ScoreRule
     visibility: TextVisibility
     value: Tensor | None = None
+    projection: Tensor | None = None
 
     def tensors(self) -> dict[str, Tensor]:
         """Returns what can be written to disk."""
-        found = {"query": self.query, "key": self.key, "log_sum_exp": self.log_sum_exp}
-        return found if self.value is None else found | {"value": self.value}
+        names = ("query", "key", "log_sum_exp", "value", "projection")
+        found = {name: getattr(self, name) for name in names}
+        return {name: tensor for name, tensor in found.items() if tensor is not None}
 
 
 @dataclass
@@ -136,9 +141,17 @@ def mean_map(
     heads: slice,
     rows: tuple[int, int],
     keys: tuple[int, int],
+    scales: Mapping[int, Tensor] | None = None,
 ) -> np.ndarray:
-    """Returns the mean weights [row, key] over layers and heads, float32."""
+    """Returns the mean weights [row, key] over layers and heads, float32.
+
+    Args:
+        scales: [head, key] of each layer, which every weight is multiplied with.
+    """
     total = torch.zeros(rows[1] - rows[0], keys[1] - keys[0], dtype=torch.float64)
     for layer in layers:
-        total += store.weights(layer, heads, rows, keys).double().mean(0).cpu()
+        weights = store.weights(layer, heads, rows, keys).double()
+        if scales is not None:
+            weights = weights * scales[layer][heads, None, slice(*keys)]
+        total += weights.mean(0).cpu()
     return (total / len(layers)).float().numpy()

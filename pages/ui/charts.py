@@ -83,13 +83,14 @@ def head_figure(
     words: MapWords,
     *,
     scale: Scale = "linear",
+    top: float = 1.0,
     dark: bool = False,
     height: int = 620,
 ) -> go.Figure:
     """Returns the heatmap of one map.
 
     Args:
-        weights: [query, key], 0..1.
+        weights: [query, key], 0..top.
         query_labels, key_labels: one a row and a column, all different, escaped (`axis_labels`).
     """
     if len(set(query_labels)) < len(query_labels) or len(set(key_labels)) < len(key_labels):
@@ -111,7 +112,7 @@ def head_figure(
         x=list(key_labels),
         y=list(query_labels),
         zmin=0,
-        zmax=1,
+        zmax=1 if scale == "row" or top <= 0 else top,
         xgap=gap,
         ygap=gap,
         colorscale=colour_scale(scale, dark),

@@ -15,6 +15,7 @@ from pages.ui.session import (
     SCALES,
     UNITS,
     VIEWS,
+    WEIGHTINGS,
     change_map,
     change_view,
     changer,
@@ -276,6 +277,7 @@ def map_toolbar(attention: AttentionResult, kinds: list[str], words: Words) -> N
                 on_change=changer(key, name, range(limit), change_map),
             )
         _segments("scale", SCALES, "attention.scale", words)
+        _segments("weighting", WEIGHTINGS, "attention.weighting", words)
         _segments("unit", UNITS, "attention.unit", words)
         if view.unit == "spans":
             _phrases(words)

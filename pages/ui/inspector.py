@@ -43,6 +43,7 @@ def inspector(
         rows, columns, row, column, outside = _row_and_column(shown, attention, whole, query, key)
     query_text = attention.query_tokens[query].text
     key_text = attention.key_tokens[key].text
+    is_share = session.current_weighting() != "norm"
     lines = [
         ChipLine(
             axis="key",
@@ -52,6 +53,7 @@ def inspector(
             index=columns,
             weights=row,
             chosen=key,
+            is_share=is_share,
         ),
         ChipLine(
             axis="query",
@@ -61,6 +63,7 @@ def inspector(
             index=rows,
             weights=column,
             chosen=query,
+            is_share=is_share,
         ),
     ]
     show_chips(
@@ -74,7 +77,8 @@ def inspector(
             "chips.part", start=columns[0], stop=columns[-1], count=len(attention.key_tokens)
         )
         st.caption(note)
-        st.text(words("chips.outside", token=query_text, share=quantities.share(outside)))
+        if is_share:
+            st.text(words("chips.outside", token=query_text, share=quantities.share(outside)))
     else:
         st.caption(note)
 

@@ -9,7 +9,7 @@ import streamlit as st
 
 from core.limits import OVERVIEW_SIZE
 from core.results import AttentionResult, FloatArray, MapRequest, MapResult, OverviewRequest
-from pages.ui import charts, session
+from pages.ui import charts, quantities, session
 from pages.ui.captured import Shown
 from pages.ui.charts import MapWords
 from pages.ui.i18n import Words
@@ -61,6 +61,7 @@ def map_request(
         rows=rows,
         keys=keys,
         hide_special=current_view().special == "hide",
+        weighting=session.current_weighting(),
         joining=session.current_joining(),
         cells=cells,
     )
@@ -75,6 +76,9 @@ def is_whole(attention: AttentionResult) -> bool:
 def map_title(attention: AttentionResult, words: Words) -> str:
     """Returns the title of the chosen map, with the pattern of a single head."""
     place = chosen_place(attention)
+    if session.current_weighting() == "rollout":
+        last = attention.n_layers - 1 if place.layer is None else place.layer
+        return words("attention.title.rollout", layer=last)
     title = words(
         f"attention.title.{current_view().view}",
         layer=place.layer,
@@ -103,6 +107,7 @@ def map_panel(
         table = _table(whole, attention)
         if whole.weights.size:
             _draw_whole(whole, attention, title, words, dark=dark)
+            _agreement(shown, attention, words)
         else:
             st.info(words("attention.map.all_special"))
     else:
@@ -112,15 +117,23 @@ def map_panel(
     return whole
 
 
+def _agreement(shown: Shown, attention: AttentionResult, words: Words) -> None:
+    """Draws how much of this reading lies where the raw weights lie."""
+    if session.current_weighting() == "raw":
+        return
+    share = session.service().overlap(map_request(shown, attention), progress=shown.report)
+    st.caption(words("attention.overlap", share=quantities.share(share)))
+
+
 def _read_lines(attention: AttentionResult, words: Words) -> None:
     view = current_view()
-    lines = [words("attention.map.how")]
+    lines = [words(f"attention.map.how.{session.current_weighting()}")]
     if view.view != "head":
         lines.append(words("attention.map.average"))
     if session.current_joining() is not None:
         located = any(t.offset is not None for t in attention.query_tokens)
         lines.append(words("attention.map.joined" if located else "attention.map.unjoined"))
-    if view.special == "hide":
+    if view.special == "hide" and not _is_norm():
         lines.append(words("attention.map.hidden"))
     st.caption(" ".join(lines) + "  \n" + words("attention.map.not"))
 
@@ -128,6 +141,14 @@ def _read_lines(attention: AttentionResult, words: Words) -> None:
 def _scale() -> charts.Scale:
     scale = current_view().scale
     return "sqrt" if scale == "sqrt" else "row" if scale == "row" else "linear"
+
+
+def _is_norm() -> bool:
+    return session.current_weighting() == "norm"
+
+
+def _legend() -> str:
+    return f"norm.{_scale()}" if _is_norm() else _scale()
 
 
 def _draw_whole(
@@ -139,7 +160,7 @@ def _draw_whole(
         axis_labels(attention.key_tokens, whole.key_index),
         MapWords(
             title=title,
-            legend=words(f"attention.legend.{_scale()}"),
+            legend=words(f"attention.legend.{_legend()}"),
             query=words("attention.hover.query"),
             key=words("attention.hover.key"),
             weight=words("attention.hover.weight"),
@@ -147,6 +168,7 @@ def _draw_whole(
             key_axis=words("attention.axis.key"),
         ),
         scale=_scale(),
+        top=float(whole.weights.max(initial=0)) if _is_norm() else 1.0,
         dark=dark,
     )
     st.plotly_chart(
@@ -205,20 +227,9 @@ def part_windows(attention: AttentionResult) -> tuple[tuple[int, int], tuple[int
 def exact_part(
     shown: Shown, attention: AttentionResult, rows: tuple[int, int], keys: tuple[int, int]
 ) -> MapResult:
-    """Returns the exact weights of a window of queries and keys.
-
-    With special tokens hidden the rows are renormalised over all keys, not over the window: a
-    part must show what the whole map would.
-    """
-    service = session.service()
-    if current_view().special != "hide":
-        return service.head_map(map_request(shown, attention, rows, keys), progress=shown.report)
-    wide = service.head_map(map_request(shown, attention, rows, None), progress=shown.report)
-    at = [i for i, key in enumerate(wide.key_index) if keys[0] <= key < keys[1]]
-    return MapResult(
-        np.ascontiguousarray(wide.weights[:, at]),
-        wide.query_index,
-        tuple(wide.key_index[i] for i in at),
+    """Returns the exact weights of a window of queries and keys."""
+    return session.service().head_map(
+        map_request(shown, attention, rows, keys), progress=shown.report
     )
 
 
@@ -249,7 +260,7 @@ def _draw_long(
     )
     spoken |= {name: words(f"attention.hover.{name}") for name in ("query", "key", "weight")}
     spoken |= {f"{name}Axis": words(f"attention.axis.{name}") for name in ("query", "key")}
-    spoken["legend"] = words(f"attention.canvas.{scale}")
+    spoken["legend"] = words(f"attention.canvas.{_legend()}")
     st.subheader(title, anchor=False)
     payload = map_payload(
         pooled,
@@ -274,7 +285,8 @@ def _draw_long(
 
 def _pooled(shown: Shown, attention: AttentionResult) -> FloatArray:
     """Returns means [query cell, key cell] of the chosen map."""
-    if session.current_joining() or current_view().special == "hide":
+    plain = session.current_weighting() == "raw" and not session.current_joining()
+    if not plain or current_view().special == "hide":
         request = map_request(shown, attention, cells=OVERVIEW_SIZE)
         return session.service().head_map(request, progress=shown.report).weights
     return _mean_of_overview(shown, attention)

@@ -29,6 +29,7 @@ from core.results import (
     Kind,
     ModelInfo,
     ModelRequest,
+    Weighting,
 )
 from core.service import HeadscopeService
 from pages.ui.i18n import LANGUAGES, Words, language_of_browser
@@ -45,6 +46,7 @@ MAPS, LINKS, SHARE = "maps", "links", "share"
 VIEWS = ("head", "heads", "layers", "all")
 SCALES = ("linear", "sqrt", "row")
 SPECIALS = ("show", "hide")
+WEIGHTINGS = get_args(Weighting)
 UNITS = ("tokens", "words", "spans")
 MAX_INDEX = 9999
 
@@ -57,6 +59,7 @@ class View:
         view: one head, the mean of a layer's heads, of a head over layers, or of all.
         kind: encoder, decoder or cross; "" for the model's first.
         colour: "map" or the metric that colours the grid.
+        weighting: raw weights, weighted by norm, or rolled out.
         unit: what stands on the axes: tokens, words, or spans that were chosen.
         window: part of a long map, "query start.stop.key start.stop"; "" for all of it.
     """
@@ -68,6 +71,7 @@ class View:
     kind: str = ""
     scale: str = "linear"
     special: str = "show"
+    weighting: str = "raw"
     unit: str = "tokens"
     colour: str = "map"
     window: str = ""
@@ -82,6 +86,7 @@ _CHOICES: Mapping[str, Sequence[str]] = {
     "kind": get_args(Kind),
     "scale": SCALES,
     "special": SPECIALS,
+    "weighting": WEIGHTINGS,
     "unit": UNITS,
     "feed": get_args(Feed),
     "dtype": get_args(Dtype),
@@ -245,6 +250,8 @@ def current_request() -> CaptureRequest:
         feed=_feed(view),
         truncate=st.session_state.get("headscope.truncate") == text,
         beyond=st.session_state.get("headscope.beyond") == text,
+        # Values are kept for norm-weighted maps, so that no choice runs the model again.
+        hold_values=True,
         top_tokens=TOP_TOKENS if writes else 0,
     )
 
@@ -259,6 +266,11 @@ def current_joining() -> Joining | None:
         return Joining()
     phrases = tuple(st.session_state.get("headscope.phrases", ()))
     return Joining("spans", phrases) if unit == "spans" and phrases else None
+
+
+def current_weighting() -> Weighting:
+    """Returns how weights are read on maps."""
+    return next(w for w in WEIGHTINGS if w == current_view().weighting)
 
 
 def _dtype(view: View) -> Dtype:

@@ -36,6 +36,7 @@ class ChipLine:
         axis: what a click on it chooses.
         index: token positions shown; weights has one share 0..1 for each, None without shading.
         chosen: position outlined, or None.
+        is_share: whether weights are shares of 1, or numbers of another size.
     """
 
     axis: Axis
@@ -45,6 +46,7 @@ class ChipLine:
     index: Sequence[int]
     weights: FloatArray | None
     chosen: int | None
+    is_share: bool = True
 
 
 def chip_data(lines: Sequence[ChipLine], *, dark: bool, clickable: bool = True) -> dict[str, Any]:
@@ -68,8 +70,12 @@ def _line_data(line: ChipLine) -> dict[str, Any]:
         if weights is not None:
             weight = float(weights[at])
             strength = round(weight / peak, 4) if peak > 0 else 0.0
-            figure = f"{100 * weight:.0f} %" if weight >= FIGURE_FROM else ""
-            title += f": {quantities.share(weight)}"
+            if line.is_share:
+                figure = f"{100 * weight:.0f} %" if weight >= FIGURE_FROM else ""
+                title += f": {quantities.share(weight)}"
+            else:
+                figure = f"{weight:.2g}" if weight >= FIGURE_FROM * peak else ""
+                title += f": {quantities.significant(weight)}"
         tokens.append(
             {
                 "index": index,

@@ -131,6 +131,11 @@ ENGLISH: dict[str, str] = {
     "attention.title.heads": "Layer {layer}, mean of {n_heads} heads",
     "attention.title.layers": "Head {head}, mean over {n_layers} layers",
     "attention.title.all": "Mean of all {count} heads",
+    "attention.weighting": "Weights",
+    "weighting.raw": "raw",
+    "weighting.norm": "by norm",
+    "weighting.rollout": "rollout",
+    "attention.title.rollout": "Rollout through layer {layer}, mean of its heads",
     "attention.unit": "Axes",
     "unit.tokens": "tokens",
     "unit.words": "words",
@@ -146,13 +151,24 @@ ENGLISH: dict[str, str] = {
     "attention.legend.linear": "attention weight, 0–1",
     "attention.legend.sqrt": "attention weight, 0–1, square root scale",
     "attention.legend.row": "attention weight, each row scaled to its maximum",
+    "attention.legend.norm.linear": "norm of what moves",
+    "attention.legend.norm.sqrt": "norm of what moves, square root scale",
+    "attention.legend.norm.row": "norm of what moves, each row scaled to its maximum",
     "attention.hover.query": "query",
     "attention.hover.key": "key",
     "attention.hover.weight": "weight",
     "attention.axis.query": "query: the token that looks",
     "attention.axis.key": "key: the token looked at",
-    "attention.map.how": "How to read this: each row is one token (query) and spreads 100 % over "
-    "the tokens it may look at (keys).",
+    "attention.map.how.raw": "How to read this: each row is one token (query) and spreads 100 % "
+    "over the tokens it may look at (keys).",
+    "attention.map.how.norm": "How to read this: the weight times the norm of what this key adds "
+    "to the output (Kobayashi et al. 2020). A key with much weight and little to "
+    "give is pale here.",
+    "attention.map.how.rollout": "How to read this: how much of each input token is in each token "
+    "after this layer, if every layer passed on half of what it read and half of what it had "
+    "(Abnar and Zuidema 2020). It is the same for all heads of a layer.",
+    "attention.overlap": "Agreement with the raw weights: {share} of a row lies in the same places "
+    "(mean over rows; 100 % would be the same map).",
     "attention.map.not": "What this does not show: why the model answers as it does. A large "
     "weight moves information; whether the answer depends on it, the map cannot say.",
     "attention.map.average": "A mean map hides heads that do opposite things.",
@@ -170,6 +186,9 @@ ENGLISH: dict[str, str] = {
     "attention.canvas.linear": "attention weight",
     "attention.canvas.sqrt": "attention weight, square root scale",
     "attention.canvas.row": "attention weight, each row scaled to its maximum",
+    "attention.canvas.norm.linear": "norm of what moves",
+    "attention.canvas.norm.sqrt": "norm of what moves, square root scale",
+    "attention.canvas.norm.row": "norm of what moves, each row scaled to its maximum",
     "attention.canvas.how": "Drag a rectangle to look closer; a window of up to 256 × 256 tokens "
     "shows exact weights. Click: closer, or choose the token. Wheel (after a click): closer and "
     "wider. Arrow keys: move, + and −: closer and wider, Home: the whole map.",

@@ -127,6 +127,11 @@ CHINESE: dict[str, str] = {
     "attention.title.heads": "第 {layer} 层，{n_heads} 个头的平均",
     "attention.title.layers": "第 {head} 头，{n_layers} 层的平均",
     "attention.title.all": "全部 {count} 个头的平均",
+    "attention.weighting": "权重",
+    "weighting.raw": "原始",
+    "weighting.norm": "按范数",
+    "weighting.rollout": "逐层展开",
+    "attention.title.rollout": "逐层展开至第 {layer} 层（各头平均）",
     "attention.unit": "坐标轴",
     "unit.tokens": "词元",
     "unit.words": "词",
@@ -140,13 +145,22 @@ CHINESE: dict[str, str] = {
     "attention.legend.linear": "注意力权重，0–1",
     "attention.legend.sqrt": "注意力权重，0–1，平方根色阶",
     "attention.legend.row": "注意力权重，每行按本行最大值着色",
+    "attention.legend.norm.linear": "传递向量的范数",
+    "attention.legend.norm.sqrt": "传递向量的范数，平方根色阶",
+    "attention.legend.norm.row": "传递向量的范数，每行按其最大值缩放",
     "attention.hover.query": "查询",
     "attention.hover.key": "键",
     "attention.hover.weight": "权重",
     "attention.axis.query": "查询（query）：在看的词元",
     "attention.axis.key": "键（key）：被看的词元",
-    "attention.map.how": "怎么看：每一行是一个词元（查询），"
+    "attention.map.how.raw": "怎么看：每一行是一个词元（查询），"
     "它把 100% 的权重分给它看得到的词元（键）。",
+    "attention.map.how.norm": "怎么看：权重乘以该键加到输出上的向量的范数（Kobayashi 等，2020）。"
+    "权重大而没什么可给的键，在这里颜色很浅。",
+    "attention.map.how.rollout": "怎么看：假设每层一半来自读到的、一半来自原有的，"
+    "经过这一层后每个词元里含有多少各个输入词元（Abnar 与 Zuidema，2020）。同一层的各头相同。",
+    "attention.overlap": "与原始权重的一致程度：每行有 {share} 落在相同的位置"
+    "（各行平均；100 % 即完全相同）。",
     "attention.map.not": "看不出什么：模型为什么这样回答。权重大说明信息从这里流过，"
     "答案是否取决于它，图上看不出来。",
     "attention.map.average": "平均图会掩盖作用相反的头。",
@@ -162,6 +176,9 @@ CHINESE: dict[str, str] = {
     "attention.canvas.linear": "注意力权重",
     "attention.canvas.sqrt": "注意力权重，平方根刻度",
     "attention.canvas.row": "注意力权重，每行按其最大值缩放",
+    "attention.canvas.norm.linear": "传递向量的范数",
+    "attention.canvas.norm.sqrt": "传递向量的范数，平方根刻度",
+    "attention.canvas.norm.row": "传递向量的范数，每行按其最大值缩放",
     "attention.canvas.how": "拖出矩形可放大；不超过 256 × 256 个词元的窗口显示精确权重。"
     "单击：放大，或选中词元。滚轮（先单击）：缩放。方向键：移动，+ 和 −：缩放，Home：整张图。",
     "bertviz.title": "BertViz",

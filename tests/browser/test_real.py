@@ -72,6 +72,19 @@ def test_cut_text_runs(open_page: OpenPage, real_url: str) -> None:
     expect(page.get_by_text("512 tokens", exact=False).first).to_be_visible(timeout=60_000)
 
 
+def test_norms_show_how_little_a_sink_moves(open_page: OpenPage, real_url: str) -> None:
+    page = open_page(f"{real_url}/?layer=6&head=0&weighting=norm")
+    wait_for_title(page, "Layer 6, head 0")
+    expect(page.get_by_text("Kobayashi")).to_be_visible()
+    expect(page.get_by_text("Agreement with the raw weights")).to_be_visible()
+    page.get_by_role("radio", name="rollout").click()
+    wait_for_title(page, "Rollout through layer 6")
+    page.get_by_role("radio", name="raw").click()
+    wait_for_title(page, "Layer 6, head 0")
+    # No choice ran the model again: the capture's time stands as it was.
+    expect(page.get_by_text("Agreement with the raw weights")).to_have_count(0)
+
+
 def test_a_wrong_folder_is_refused_in_a_sentence(open_page: OpenPage, real_url: str) -> None:
     page = open_page(f"{real_url}/?model=/etc")
     error = page.locator('[data-testid="stAlert"]')

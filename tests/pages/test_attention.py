@@ -177,6 +177,24 @@ def test_a_long_text_of_words_is_pooled_over_words(open_app: OpenApp) -> None:
     assert not app.exception
 
 
+def test_rollout_takes_the_place_of_the_map(open_app: OpenApp) -> None:
+    app = open_app(weighting="rollout", layer="3")
+    chart = figure(app)
+    assert chart["layout"]["title"]["text"] == "Rollout through layer 3, mean of its heads"
+    assert "Abnar and Zuidema" in texts(app)
+    assert "Agreement with the raw weights" in texts(app)
+    assert not app.exception
+
+
+def test_a_reading_that_is_not_to_be_had_is_said_and_left_by_one_click(open_app: OpenApp) -> None:
+    app = open_app(weighting="norm")
+    assert "Look at the raw weights" in texts(app)
+    assert not app.exception
+    app.segmented_control(key="attention.weighting.choice").set_value("raw").run()
+    assert not app.error
+    assert figure(app)["layout"]["title"]["text"].startswith("Layer 0, head 0")
+
+
 def long_map(app: AppTest) -> tuple[dict, np.ndarray]:
     """Returns header and numbers of the canvas."""
     data = next(e for e in app.get("bidi_component") if "map" in e.proto.component_name).proto.bytes
