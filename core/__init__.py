@@ -14,6 +14,8 @@ from core.results import CaptureRequest, MapRequest, ModelRequest, OverviewReque
 if TYPE_CHECKING:
     from core.service import HeadscopeService
 
+__version__ = "0.1.0"
+
 __all__ = [
     "CancelledError",
     "CaptureRequest",
@@ -21,6 +23,7 @@ __all__ = [
     "MapRequest",
     "ModelRequest",
     "OverviewRequest",
+    "__version__",
     "open_service",
 ]
 

@@ -88,22 +88,32 @@ def _form(attention: AttentionResult, words: Words) -> None:
                 ("layers", attention.n_layers, kept.layers),
                 ("heads", attention.n_heads, kept.heads),
             ):
-                keep_widget(f"bertviz.{name}", [i for i in chosen if i < count])
+                # A default and not a value from the session: drawn anew in the browser, a form's
+                # field without one comes out empty (streamlit 1.67).
                 st.multiselect(
-                    words(f"bertviz.{name}"), range(count), key=f"bertviz.{name}", width=330
+                    words(f"bertviz.{name}"),
+                    range(count),
+                    default=[i for i in chosen if i < count],
+                    key=f"bertviz.{name}.{count}",
+                    width=330,
                 )
             last = max(len(attention.query_tokens), len(attention.key_tokens)) - 1
             keep_widget("bertviz.first", min(kept.first_token, last))
             st.number_input(words("bertviz.first"), 0, last, step=1, key="bertviz.first", width=130)
-            st.form_submit_button(words("bertviz.draw"), type="primary", on_click=_draw)
+            st.form_submit_button(
+                words("bertviz.draw"),
+                type="primary",
+                on_click=_draw,
+                args=(attention.n_layers, attention.n_heads),
+            )
 
 
-def _draw() -> None:
+def _draw(n_layers: int, n_heads: int) -> None:
     state = st.session_state
     state["headscope.bertviz"] = Chosen(
         state["bertviz.view"],
-        tuple(sorted(state["bertviz.layers"])),
-        tuple(sorted(state["bertviz.heads"])),
+        tuple(sorted(state[f"bertviz.layers.{n_layers}"])),
+        tuple(sorted(state[f"bertviz.heads.{n_heads}"])),
         state["bertviz.first"],
     )
 

@@ -9,7 +9,6 @@ own security policy forbids it) and is shown from a data address, which has no a
 
 import base64
 import importlib.util
-import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,6 +18,8 @@ from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
+
+from pages.ui.safe import safe_json
 
 View = Literal["head", "model"]
 
@@ -148,12 +149,6 @@ def view_height(view: View, maps: Maps) -> int:
 def data_address(html: str) -> str:
     """Returns a page as an address of its own, so that it has no access to the page around it."""
     return "data:text/html;charset=utf-8;base64," + base64.b64encode(html.encode()).decode("ascii")
-
-
-def safe_json(value: Any) -> str:
-    """Returns JSON that can stand in a script element: no `<` is left to end it."""
-    text = json.dumps(value, ensure_ascii=True, allow_nan=False)
-    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 
 def _bytes(weights: NDArray[np.float32]) -> str:

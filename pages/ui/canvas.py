@@ -5,17 +5,17 @@ import struct
 from pathlib import Path
 from typing import Any
 
-_HERE = Path(__file__).parent
+FOLDER = Path(__file__).parent
 
 
 def script(name: str) -> str:
     """Returns a component's JavaScript with what all canvases use in front of it."""
-    return "\n".join((_HERE / n).read_text(encoding="utf-8") for n in ("canvas.js", name))
+    return "\n".join((FOLDER / n).read_text(encoding="utf-8") for n in ("canvas.js", name))
 
 
 def style(name: str) -> str:
     """Returns a component's CSS."""
-    return (_HERE / name).read_text(encoding="utf-8")
+    return (FOLDER / name).read_text(encoding="utf-8")
 
 
 def pack(header: dict[str, Any], body: bytes) -> bytes:

@@ -1,9 +1,9 @@
 """Results as Plotly figures and colour scales; nothing here needs a running app."""
 
-import csv
 import html
-import io
+import struct
 import unicodedata
+import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -66,14 +66,16 @@ def colour_scale(scale: Scale, dark: bool) -> list[tuple[float, str]]:
     if scale != "sqrt":
         return list(base)
     positions = np.linspace(0, 1, SCALE_STEPS)
-    return [(float(p**2), _colour_at(base, float(p))) for p in positions]
+    found = colours(positions, dark)
+    return [(float(p**2), "#" + c.tobytes().hex()) for p, c in zip(positions, found, strict=True)]
 
 
-def _colour_at(base: Stops, position: float) -> str:
-    at = [p for p, _ in base]
-    channels = np.array([[int(c[i : i + 2], 16) for i in (1, 3, 5)] for _, c in base])
-    mixed = [round(float(np.interp(position, at, channels[:, i]))) for i in range(3)]
-    return "#" + "".join(f"{c:02x}" for c in mixed)
+def colours(shares: NDArray[np.floating[Any]], dark: bool) -> NDArray[np.uint8]:
+    """Returns the colours [..., 3] of shares 0..1, bytes of red, green and blue."""
+    at = [position for position, _ in stops(dark)]
+    channels = np.array([[int(c[i : i + 2], 16) for i in (1, 3, 5)] for _, c in stops(dark)])
+    mixed = [np.interp(shares, at, channels[:, i]) for i in range(3)]
+    return np.stack(mixed, axis=-1).round().astype(np.uint8)
 
 
 def head_figure(
@@ -196,17 +198,15 @@ def label_width(labels: Sequence[str], size: int) -> float:
     return min(longest * size, LONGEST_LABEL_PX)
 
 
-def map_csv(
-    weights: FloatArray, query_labels: Sequence[str], key_labels: Sequence[str], corner: str
-) -> bytes:
-    """Returns a map as CSV: keys across, one row a query.
+def png(picture: NDArray[np.uint8]) -> bytes:
+    """Returns an RGB picture [row, column, 3] as a PNG file."""
+    rows, columns, _ = picture.shape
 
-    Labels start with their index, so no spreadsheet takes a token for a formula.
-    """
-    out = io.StringIO()
-    writer = csv.writer(out, lineterminator="\n")
-    writer.writerow([corner, *key_labels])
-    for label, row in zip(query_labels, weights, strict=True):
-        writer.writerow([label, *(f"{float(w):.7g}" for w in row)])
-    # Spreadsheets take a file without this mark for the local encoding and break Chinese.
-    return out.getvalue().encode("utf-8-sig")
+    def chunk(name: bytes, body: bytes) -> bytes:
+        check = struct.pack(">I", zlib.crc32(name + body))
+        return struct.pack(">I", len(body)) + name + body + check
+
+    lines: Any = b"".join(b"\0" + picture[row].tobytes() for row in range(rows))
+    header = struct.pack(">IIBBBBB", columns, rows, 8, 2, 0, 0, 0)
+    body = chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(lines, 6))
+    return b"\x89PNG\r\n\x1a\n" + body + chunk(b"IEND", b"")

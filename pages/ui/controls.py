@@ -303,7 +303,7 @@ def _phrases(words: Words) -> None:
 
 def _keep_phrases() -> None:
     st.session_state["headscope.phrases"] = tuple(st.session_state["attention.phrases"])
-    st.rerun([session.MAPS])
+    session.redraw(session.MAPS)
 
 
 def special_switch(words: Words) -> None:

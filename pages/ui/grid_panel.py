@@ -1,9 +1,6 @@
 """The left half of the attention page: all heads at once, on a canvas or as a plain table."""
 
 import base64
-import struct
-import zlib
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -146,29 +143,11 @@ def _choose_cell() -> None:
 
 
 def _colour_table(dark: bool) -> NDArray[np.uint8]:
-    stops = charts.stops(dark)
-    at = [254 * p for p, _ in stops]
-    channels = np.array([[int(c[i : i + 2], 16) for i in (1, 3, 5)] for _, c in stops])
-    values = np.arange(256)
-    table = np.stack([np.interp(values, at, channels[:, i]) for i in range(3)], axis=1)
+    table = charts.colours(np.arange(256) / 254, dark)
     table[head_grid.UNDEFINED] = 128
-    return table.round().astype(np.uint8)
+    return table
 
 
 def _picture(pixels: NDArray[np.uint8], table: NDArray[np.uint8]) -> str:
     grown = pixels.repeat(max(1, 24 // pixels.shape[0]), 0).repeat(max(1, 24 // pixels.shape[1]), 1)
-    return "data:image/png;base64," + base64.b64encode(png(table[grown])).decode("ascii")
-
-
-def png(picture: NDArray[np.uint8]) -> bytes:
-    """Returns an RGB picture [row, column, 3] as a PNG file."""
-    rows, columns, _ = picture.shape
-
-    def chunk(name: bytes, body: bytes) -> bytes:
-        check = struct.pack(">I", zlib.crc32(name + body))
-        return struct.pack(">I", len(body)) + name + body + check
-
-    lines: Any = b"".join(b"\0" + picture[row].tobytes() for row in range(rows))
-    header = struct.pack(">IIBBBBB", columns, rows, 8, 2, 0, 0, 0)
-    body = chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(lines, 6))
-    return b"\x89PNG\r\n\x1a\n" + body + chunk(b"IEND", b"")
+    return "data:image/png;base64," + base64.b64encode(charts.png(table[grown])).decode("ascii")

@@ -12,6 +12,8 @@ from core.results import AttentionResult, FloatArray, MapRequest, MapResult, Ove
 from pages.ui import charts, quantities, session
 from pages.ui.captured import Shown
 from pages.ui.charts import MapWords
+from pages.ui.export import Sheet
+from pages.ui.export_panel import export_panel, facts_of
 from pages.ui.i18n import Words
 from pages.ui.labels import axis_labels, plain_label
 from pages.ui.map_canvas import Part, Window, map_payload, show_map
@@ -113,7 +115,7 @@ def map_panel(
     else:
         table = _draw_long(shown, attention, title, words, dark=dark)
     _read_lines(attention, words)
-    _download(table, attention, words)
+    export_panel(_sheet(table, shown, attention, title, words), words)
     return whole
 
 
@@ -331,20 +333,22 @@ def _chosen_cell() -> tuple[int, int] | None:
     return (chosen["query"], chosen["key"]) if chosen.keys() >= {"query", "key"} else None
 
 
-def _download(table: Table, attention: AttentionResult, words: Words) -> None:
+def _sheet(
+    table: Table, shown: Shown, attention: AttentionResult, title: str, words: Words
+) -> Sheet:
     place = chosen_place(attention)
-
-    def make() -> bytes:
-        return charts.map_csv(table.weights, table.query_labels, table.key_labels, "query \\ key")
-
-    layer = "mean" if place.layer is None else str(place.layer)
-    head = "mean" if place.head is None else str(place.head)
-    st.download_button(
-        words("attention.csv"),
-        data=make,
-        file_name=f"attention-layer-{layer}-head-{head}.csv",
-        mime="text/csv",
-        key="attention.csv",
-        help=words("attention.csv.help"),
-        on_click="ignore",
+    # The colours of the long map and of norms end at the largest number there is.
+    relative = _is_norm() or not is_whole(attention)
+    return Sheet(
+        weights=table.weights,
+        query_labels=table.query_labels,
+        key_labels=table.key_labels,
+        title=title,
+        legend=words(f"attention.canvas.{_legend()}"),
+        query_axis=words("attention.axis.query"),
+        key_axis=words("attention.axis.key"),
+        how=words(f"attention.map.how.{session.current_weighting()}"),
+        scale=_scale(),
+        top=float(np.nan_to_num(table.weights).max(initial=0)) if relative else 1.0,
+        facts=facts_of(shown, attention, place.layer, place.head),
     )

@@ -7,6 +7,7 @@ the session: it may be private and long. Widgets never hold state of their own; 
 here on each run, so neither another page nor another language loses anything.
 """
 
+import contextlib
 import os
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -16,6 +17,7 @@ from typing import Any, get_args
 from urllib.parse import urlencode, urlsplit, urlunsplit
 
 import streamlit as st
+from streamlit.errors import StreamlitAPIException
 from streamlit.navigation.page import Page
 
 from core import open_service
@@ -200,7 +202,17 @@ def change_map(**changes: Any) -> None:
     For callbacks; it ends them.
     """
     change_view(**changes)
-    st.rerun([MAPS, LINKS, SHARE])
+    redraw(MAPS, LINKS, SHARE)
+
+
+def redraw(*fragments: str) -> None:
+    """Draws these parts of the page and not the rest. For callbacks; it ends them.
+
+    A browser may report a change just after another page was opened, where the parts are gone;
+    then that page is drawn as it would have been (streamlit 1.67).
+    """
+    with contextlib.suppress(StreamlitAPIException):
+        st.rerun(list(fragments))
 
 
 def words() -> Words:

@@ -210,8 +210,15 @@ ENGLISH: dict[str, str] = {
     "a head off or on, double-click to see it alone, point at a token to see only its lines.",
     "bertviz.how.model": "How to read this: each picture is a head, with the tokens that look on "
     "the left and those looked at on the right. Click one to see its tokens.",
-    "attention.csv": "Download CSV",
-    "attention.csv.help": "The weights shown above, one row a query.",
+    "export": "Download",
+    "export.help": "What is shown, with model, revision, precision, backend and a hash of "
+    "the text.",
+    "export.csv": "CSV (table)",
+    "export.npz": "NPZ (numpy)",
+    "export.svg": "SVG (for print)",
+    "export.html": "HTML (one page, works offline)",
+    "export.png": "PNG (for slides)",
+    "export.png.help": "Made in your browser, three times the size on the screen.",
     "attention.metrics": "Figures of this head",
     "attention.metrics.name": "Metric",
     "attention.metrics.value": "This head",

@@ -9,10 +9,10 @@ from pages.ui.bertviz_view import (
     View,
     data_address,
     most_tokens,
-    safe_json,
     view_height,
     view_html,
 )
+from pages.ui.safe import safe_json
 
 
 def maps(n_tokens: int = 3) -> Maps:

@@ -1,6 +1,3 @@
-import csv
-import io
-
 import numpy as np
 import pytest
 
@@ -93,11 +90,3 @@ def test_row_scale_of_a_row_that_sees_nothing_is_zero() -> None:
 def test_colours_change_lightness_in_one_direction(dark: bool) -> None:
     lightness = [sum(int(c[i : i + 2], 16) for i in (1, 3, 5)) for _, c in charts.stops(dark)]
     assert lightness == sorted(lightness, reverse=not dark)
-
-
-def test_map_csv_is_read_back_with_chinese_and_commas() -> None:
-    names = ["0 ,comma,", '1 "苹果"']
-    data = charts.map_csv(np.array([[1.0, 0.0], [0.25, 0.75]]), names, names, "query \\ key")
-    rows = list(csv.reader(io.StringIO(data.decode("utf-8-sig"))))
-    assert rows[0] == ["query \\ key", *names]
-    assert rows[2] == ['1 "苹果"', "0.25", "0.75"]

@@ -6,7 +6,7 @@ import pytest
 
 from core.results import CaptureRequest, ModelRequest, Progress
 from pages.ui import head_grid, token_chips
-from pages.ui.grid_panel import png
+from pages.ui.charts import png
 from pages.ui.i18n import Words
 from pages.ui.progress import progress_line
 from tests.fakes import FakeService

@@ -81,6 +81,7 @@ def test_every_key_is_used() -> None:
         "attention.canvas.",
         "attention.map.how.",
         "bertviz.",
+        "export.",
         "overview.card.",
         "page.",
         "progress.",
