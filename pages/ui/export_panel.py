@@ -52,10 +52,12 @@ def facts_of(
 
 
 def export_panel(sheet: Sheet, words: Words) -> None:
-    """Draws the button that opens the choice of files."""
+    """Draws the line that opens the choice of files."""
     layer, head = sheet.facts["layer"], sheet.facts["head"]
     name = f"attention-layer-{layer}-head-{head}"
-    opened = st.popover(words("export"), key="attention.export", on_change="rerun")
+    # No popover: it closes with the click that opens another page, and its late report then stops
+    # that page from being drawn (streamlit 1.67).
+    opened = st.expander(words("export"), key="attention.export", on_change="rerun")
     if not opened.open:
         return
     with opened:

@@ -217,7 +217,7 @@ def test_repeated_tokens_keep_their_own_cells(open_page: OpenPage, fake_url: str
     expect(page.locator(".xtick text")).to_have_count(8)
     assert tick_texts(page, "x") == names
     assert sorted(tick_texts(page, "y")) == names
-    page.get_by_role("button", name="Download", exact=True).click()
+    page.get_by_text("Download", exact=True).click()
     with page.expect_download() as download:
         page.get_by_role("button", name="CSV (table)").click()
     rows = Path(download.value.path()).read_text(encoding="utf-8-sig").splitlines()

@@ -11,6 +11,7 @@ from playwright.sync_api import FrameLocator, Page, expect
 from core.results import CaptureRequest, ModelRequest
 from tests.browser.conftest import settled
 from tests.browser.test_attention import MARKUP
+from tests.browser.test_speed import REFERENCE_S, TOLERANCE, reference_s
 from tests.fakes import weights
 
 pytestmark = pytest.mark.browser
@@ -55,12 +56,14 @@ def weight(layer: int, head: int) -> np.ndarray:
 def test_head_view_of_all_heads_is_small_quick_and_true(open_page: OpenPage, fake_url: str) -> None:
     page = open_page(f"{fake_url}/?layer=2")
     run_text(page, TEXT)
+    # On a busier or slower machine the limit grows in proportion.
+    limit_s = PAINT_LIMIT_S * max(1.0, reference_s() / REFERENCE_S / TOLERANCE)
     frame, start = draw(page, "heads of a layer")
     expect(frame.locator("#attention line")).to_have_count(12 * TOKENS * TOKENS)
     page.evaluate("() => new Promise((done) => requestAnimationFrame(() => setTimeout(done)))")
     seconds = time.monotonic() - start
-    print(f"head view: {len(html_of(page)) / 1e6:.2f} MB, {seconds:.1f} s")  # noqa: T201
-    assert seconds < PAINT_LIMIT_S
+    print(f"head view: {len(html_of(page)) / 1e6:.2f} MB, {seconds:.1f} s, limit {limit_s:.1f} s")  # noqa: T201
+    assert seconds < limit_s
     assert len(html_of(page)) < SIZE_LIMIT
     labels = frame.locator("#left text").all_text_contents()
     assert labels == ["<s>", *TEXT.split(), "</s>"]

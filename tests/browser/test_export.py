@@ -22,7 +22,7 @@ OpenPage = Callable[..., Page]
 def save(page: Page, kind: str, folder: Path) -> Path:
     button = page.get_by_role("button", name=f"{kind} (")
     if not button.is_visible():
-        page.get_by_role("button", name="Download", exact=True).click()
+        page.get_by_text("Download", exact=True).click()
     with page.expect_download() as download:
         button.click()
     path = folder / download.value.suggested_filename
